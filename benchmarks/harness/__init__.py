@@ -1,5 +1,8 @@
-"""What all benchmarks share. It alone interleaves and times steps, in timing.py, and starts programs, in
-programs.py; record.py has what a result says of its run, load.py how busy others were."""
+"""The code that all benchmarks share.
+
+Only timing.py interleaves and times steps, and only programs.py starts programs. record.py describes the run
+that a result comes from. load.py measures how busy other processes keep the machine.
+"""
 
 from harness.launching import in_processes, mpiexec, on_ranks, start
 from harness.record import Goal, Run

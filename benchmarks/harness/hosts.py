@@ -1,4 +1,4 @@
-"""Several hosts with slow links, made of this machine; needs root and iproute2."""
+"""Several virtual hosts with slow links on this machine; this needs root and iproute2."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from harness.launching import mpiexec, start
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "system"
 TIMEOUT = 600.0
-"""Seconds for making the hosts, and for taking them away."""
+"""Limit in seconds for making the hosts, and for removing them."""
 
 
 @contextmanager
 def shaped_hosts(count: int, rate: str, burst: str = "256kb") -> Iterator[str]:
-    """Hosts 10.77.0.1, 10.77.0.2, … whose links are shaped to `rate`, as 100mbit, both ways; their name.
+    """Make hosts 10.77.0.1, 10.77.0.2, … and yield the prefix of their names.
 
-    `burst` passes at any speed after a pause: it must be small beside a message."""
+    Their links are shaped to `rate`, such as 100mbit, in both directions. After a pause `burst` bytes pass at
+    any speed, so `burst` must be small compared with a message.
+    """
     if os.geteuid() != 0:
-        raise SystemExit("hosts are made of network namespaces: run this as root")
+        raise SystemExit("the hosts are network namespaces: run this as root")
     name = f"hpcsgd-{os.getpid()}"
     try:
         programs.run([SCRIPTS / "net-up.sh", name, str(count), rate, burst], timeout=TIMEOUT)
@@ -33,8 +35,10 @@ def shaped_hosts(count: int, rate: str, burst: str = "256kb") -> Iterator[str]:
 def on_hosts(
     name: str, count: int, script: Path, arguments: Sequence[str], timeout: float, ranks_per_host: int = 1
 ) -> None:
-    """`python script arguments` on so many ranks of each of the first `count` hosts; raises where it fails or
-    outlasts `timeout`."""
+    """Run `python script arguments` on `ranks_per_host` ranks of each of the first `count` hosts.
+
+    Raise `Failed` if it fails or takes longer than `timeout` seconds.
+    """
     addresses = ",".join(f"10.77.0.{i + 1}" for i in range(count))
     launcher = [
         *("ip", "netns", "exec", f"{name}-0", mpiexec()),

@@ -1,4 +1,4 @@
-"""A program with a time limit, whose log is written as it comes, and of which nothing is left afterwards."""
+"""Run a program with a time limit, write its log as it runs, and leave none of its processes behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.programs import Command
 
 PR_SET_CHILD_SUBREAPER = 36
 PAUSE = 0.05
-"""Seconds between two looks whether all have ended."""
+"""Seconds between two checks that all processes have ended."""
 
 
 def run_limited(
@@ -30,8 +30,8 @@ def run_limited(
 ) -> tuple[str, float]:
     """Append what the program prints to `log`; return how it failed ("" if it did not) and its seconds.
 
-    All processes that it has started are killed when it ends or its time is up, also those with a session of
-    their own, as the ranks of MPICH have. Therefore this process becomes the parent of orphans.
+    All processes that it has started are killed when it ends or its time is up. This includes processes with
+    a session of their own, such as the ranks of MPICH. Therefore this process becomes the parent of orphans.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -52,13 +52,13 @@ def run_limited(
 
 
 def _kill_all(others: set[int]) -> None:
-    """End all that descend from this process but the `others`: orphans have become its own children."""
+    """Kill all descendants of this process except the `others`. Orphans have become its own children."""
     while [pid for pid in set(descendants(os.getpid())) - others if _kill(pid)]:
         sleep(PAUSE)
 
 
 def _kill(pid: int) -> bool:
-    """Whether the process was still there; one that has ended is taken off the list of processes."""
+    """Kill a process; return False if it had already ended. A zombie is removed from the process table."""
     with suppress(FileNotFoundError, ProcessLookupError):
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How many others want this machine's cores while we measure."""
+"""Measure how many threads of other programs want this machine's cores during a measurement."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from threading import Event, Thread
 
 PROC = Path("/proc")
 EVERY = 1.0
-"""Seconds from one look to the next; a look takes some tenths of a millisecond a process of ours."""
+"""Seconds between two samples; a sample takes some tenths of a millisecond per process of ours."""
 
 
 class Load:
-    """The load without us: what is running or waiting for a core and is not ours, in the mean over looks.
+    """The load without us: the mean number of other programs' threads that run or wait for a core.
 
-    CPU time would say less: the more ranks we have, the less of it others get, however many they are. Ours is
-    this process and all that it has started, on whatever level.
+    CPU time would say less: the more ranks we have, the less of it the others get, however many they are.
+    Our threads are those of this process and of all its descendants.
     """
 
     def __init__(self, look: Callable[[], int] | None = None, every: float = EVERY) -> None:
         self.before = os.getloadavg()[0]
-        """The mean of the last minute, of everybody."""
+        """The load average of the last minute, over all processes."""
         self._look = look or others_runnable
         self._seen = [self._look()]
         self._ended = Event()
@@ -31,11 +31,11 @@ class Load:
         self._thread.start()
 
     def without_us(self) -> float:
-        """Until now."""
+        """Return the mean load without us from the beginning until now."""
         return max(fmean(self._seen), 0.0)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._ended.set()
         self._thread.join()
 
@@ -45,19 +45,22 @@ class Load:
 
 
 def others_runnable(proc: Path = PROC) -> int:
-    """Threads of others that run or wait for a core. One of ours that wakes up or falls asleep meanwhile is
-    taken for theirs, or from them: it is the mean over looks that says something."""
+    """Return the number of other programs' threads that run or wait for a core.
+
+    A thread of ours that wakes up or falls asleep during the count is added to theirs or subtracted from
+    them. So only the mean over many samples is meaningful.
+    """
     everybody = int((proc / "loadavg").read_text().split()[3].partition("/")[0])
     return everybody - runnable(os.getpid(), proc)
 
 
 def runnable(pid: int, proc: Path = PROC) -> int:
-    """Threads of this process and of all that descend from it that run or wait for a core."""
+    """Return how many threads of process `pid` and of its descendants run or wait for a core."""
     return sum(_runnable(each, proc) for each in (pid, *descendants(pid, proc)))
 
 
 def descendants(pid: int, proc: Path = PROC) -> Iterator[int]:
-    """A process's children, their children, and so on."""
+    """Yield a process's children, their children, and so on."""
     for child in _children(pid, proc):
         yield child
         yield from descendants(child, proc)
@@ -72,7 +75,10 @@ def _runnable(pid: int, proc: Path) -> int:
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    """As the kernel tells them, or where it does not (CONFIG_PROC_CHILDREN), by who has which parent."""
+    """Return the children of a process.
+
+    Without the kernel's option CONFIG_PROC_CHILDREN they are found by the parents of all processes.
+    """
     files = list((proc / str(pid) / "task").glob("*/children"))
     if not files and any(proc.glob("self/task/*/children")):
         return []  # it has just ended
@@ -84,12 +90,12 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _parents(proc: Path) -> Iterator[tuple[int, int]]:
-    """Every process, and who its parent is."""
+    """Yield every process together with its parent."""
     for folder in proc.glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
             yield int(folder.name), int(_stat(folder)[1])
 
 
 def _stat(folder: Path) -> list[str]:
-    """State, parent and so on: what comes after the name, which is in brackets and may hold anything."""
+    """Return state, parent and so on: the fields after the name, which may itself contain spaces and brackets."""
     return (folder / "stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,7 @@
-"""The ranks of this MPI job, as they time together. For what runs on each of them: MPI starts with it."""
+"""Let the ranks of this MPI job time together. Only scripts that run on each rank import this module.
+
+Importing it initializes MPI.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,16 @@ from time import sleep
 from mpi4py import MPI
 
 PAUSE = 1e-3
-"""Seconds between two looks whether the others have come."""
+"""Seconds between two checks whether the other ranks have arrived."""
 
 
 class Together:
-    """By MPI's own calls, which wait without a pause: ranks leave a barrier at the same moment. Before they
-    do, all have to be there: who is early would take the cores of those who still compute."""
+    """The ranks of MPI's world, synchronized by MPI's own calls.
+
+    These calls wait without a pause, so that ranks leave a barrier at the same moment. An early rank would
+    take a core from the ranks that still compute. So it sleeps until all have arrived, and only then calls
+    MPI.
+    """
 
     def meet(self) -> None:
         _rest_until_all_are_here()
@@ -25,7 +32,7 @@ class Together:
         return MPI.COMM_WORLD.allreduce(seconds, MPI.MAX)
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Of each name; who has none of it counts as 0."""
+        """Return the mean of each name's value over the ranks. A rank without the name counts as 0."""
         sums = Counter[str]()
         for each in MPI.COMM_WORLD.allgather(values):
             sums.update(each)

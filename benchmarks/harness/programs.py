@@ -1,7 +1,8 @@
 """Start programs of benchmarks, with an empty stdin and a time limit.
 
-Hydra's mpiexec forwards its stdin to rank 0, and also the end of it. It dies of SIGPIPE if that rank has left
-already, which happens on busy cores. `restore_signals=False` makes programs ignore SIGPIPE, as Python does.
+Hydra's mpiexec forwards its stdin to rank 0, and also the end of it. It dies of SIGPIPE if that rank has
+already ended, which happens on busy cores. `restore_signals=False` makes programs ignore SIGPIPE, as Python
+does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TAIL = 10_000
 
 
 class Failed(SystemExit):
-    """A program has ended with an error or not ended in time: its command, the reason and what it printed."""
+    """A program failed or did not end in time. The text has its command, the reason and what it printed."""
 
 
 def run(
@@ -29,9 +30,10 @@ def run(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run a program until it ends, with nothing on its stdin.
 
-    It is killed, and `Failed` raised, when it outlasts `timeout` seconds. With `check`, `Failed` is raised as
-    well when its code is not 0. With `capture`, what it prints is in the result and in the error; without, it
-    goes where the caller's own goes. A program that is not there is a `FileNotFoundError`, as always."""
+    It is killed, and `Failed` is raised, if it takes longer than `timeout` seconds. With `check`, `Failed` is
+    also raised if its exit code is not 0. With `capture`, its output is in the result and in the error;
+    without, it goes to the caller's own stdout and stderr. A missing program raises `FileNotFoundError`.
+    """
     try:
         done = subprocess.run(
             command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=capture, text=True,
@@ -51,8 +53,9 @@ def start(
 ) -> Program:  # fmt: skip
     """Start a program and return while it runs; the caller has to end it.
 
-    Its stdin is empty unless the caller asks for a `PIPE`. What it prints goes where the caller's own goes
-    unless `stdout` and `stderr` say otherwise, and whoever asks for a `PIPE` has to read it."""
+    Its stdin is empty unless the caller passes `PIPE`. Its output goes to the caller's own stdout and stderr
+    unless `stdout` and `stderr` say otherwise. A caller that passes `PIPE` for them has to read it.
+    """
     return subprocess.Popen(
         command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
         start_new_session=start_new_session,

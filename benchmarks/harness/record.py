@@ -1,4 +1,4 @@
-"""What a result says of the run that it comes from, on the screen and in its file."""
+"""Describe the run that a result comes from, on the screen and in the result's file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from harness.launching import BENCHMARKS
 from harness.load import Load
 
 DISTURBING = 1.0
-"""The load without us beyond which a result is disturbed, and no longer kept."""
+"""If the load without us is above this, a result is disturbed and does not replace a kept one."""
 RESULTS = BENCHMARKS / "results"
-"""Where results are kept; figures in README and docs come from there."""
+"""The folder of kept results. Figures in README and docs come from there."""
 MEASURED = ("hpcsgd", "csrc", "benchmarks", ":!benchmarks/results")
-"""What of the repository a result depends on."""
+"""The paths of the repository that a result depends on."""
 GIT_TIMEOUT = 60.0
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """`value` must be at most `goal`."""
+    """A goal of a benchmark: `value` must be at most `goal`."""
 
     name: str
     value: float
@@ -41,9 +41,9 @@ class Goal:
 
 
 class Run:
-    """One run of a benchmark, from before anything is measured.
+    """One run of a benchmark; create it before anything is measured.
 
-    `timed`: False if the result has no seconds, so that it does not matter what else runs.
+    `timed`: False if the result contains no times, so that other programs on the machine do not matter.
     """
 
     def __init__(self, load: Load | None = None, *, timed: bool = True) -> None:
@@ -54,7 +54,7 @@ class Run:
         self._kept: list[dict[str, Any]] = []
 
     def kept(self, file: Path | None) -> list[dict[str, Any]]:
-        """The rows of an earlier result; where they come from is told with those of this run."""
+        """Return the rows of an earlier result, and note its origin for the result of this run."""
         if file is None:
             return []
         earlier = json.loads(file.read_text())
@@ -65,9 +65,10 @@ class Run:
     def conclude(
         self, rows: Sequence[Row], goals: Sequence[Goal], file: Path | None, setting: Row | None = None
     ) -> None:
-        """What belongs under the table, and all of it into `file`; `setting` is beside the machine.
+        """Print the goals and a description of the run, and write everything to `file`.
 
-        A disturbed result does not replace one that is kept: it is written beside `file`.
+        `setting` is stored together with the description of the machine. A disturbed result does not replace
+        a kept one: it is written to a different file next to `file`.
         """
         told = self._told()
         self._load.end()
@@ -81,7 +82,7 @@ class Run:
             _write(file, rows, goals, told, setting or {})
 
     def write(self, file: Path, rows: Sequence[Row]) -> None:
-        """What there is so far."""
+        """Write the rows that exist so far."""
         _write(file, rows, [], self._told(), {})
 
     def _told(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class Run:
 
 
 def code(root: Path) -> dict[str, Any]:
-    """The commit, and whether what is measured differs from it ("dirty"); None where git does not say."""
+    """Return the commit and whether the measured code differs from it ("dirty"); None if git fails."""
     commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", *MEASURED)
     return {"commit": commit, "dirty": None if changes is None else changes != ""}
 
@@ -126,7 +127,7 @@ def _lines(told: Row) -> list[str]:
     load, others = told["load"]["before"], told["load"]["without_us"]
     lines = [
         f"{told['date']}, commit {(told['commit'] or 'unknown')[:10]}{state}; "
-        f"load {load:.2f} before, {others:.2f} without us meanwhile"
+        f"load {load:.2f} before, {others:.2f} without us during the run"
     ]
     for earlier in told.get("kept", []):
         commit = (earlier["commit"] or "unknown")[:10]
@@ -155,7 +156,7 @@ def _write(file: Path, rows: Sequence[Row], goals: Iterable[Goal], told: Row, se
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """What it prints; None without git, where `root` is no repository, or when there is no answer in time."""
+    """Return git's output; None without git, if `root` is no repository, or if git does not end in time."""
     try:
         return programs.run(["git", "-C", root, *words], timeout=GIT_TIMEOUT).stdout.strip()
     except (FileNotFoundError, programs.Failed):

@@ -1,4 +1,4 @@
-"""Parts of data sets."""
+"""Make dataset files that hold part of another one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import h5py
 
 
 def first_images(source: Path, count: int, target: Path) -> Path:
-    """A store with only the first `count` images to train on, for machines on which all take too long."""
+    """Write a dataset file with only the first `count` training images; return its path.
+
+    It is for machines on which training on all images takes too long.
+    """
     with h5py.File(source) as whole, h5py.File(target, "w") as part:
         part.attrs.update(whole.attrs)
         for name in ("train/x", "train/y", "test/x", "test/y"):

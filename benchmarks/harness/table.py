@@ -1,4 +1,4 @@
-"""A table on the screen."""
+"""Print a table on the screen."""
 
 from __future__ import annotations
 

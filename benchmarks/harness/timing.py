@@ -1,4 +1,4 @@
-"""Contestants in turn, and what their times say."""
+"""Time contestants in turn, and summarize their times."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from time import perf_counter, process_time
 from typing import Protocol
 
 WARM_UP = 2
-"""Steps before the first block, at least: buffers, first touch of memory, code paths."""
+"""The minimum number of warm-up steps. They create buffers, touch memory and run each code path once."""
 
 
 def now() -> float:
-    """Seconds on the clock by which everything here is timed, and events of a trace, too."""
+    """Return the seconds on the clock that times everything here, and the events of a trace."""
     return perf_counter()
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, and the quartiles around it."""
+    """A median and the quartiles around it."""
 
     median: float
     low: float
@@ -37,50 +37,52 @@ class Spread:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Of blocks timed next to each other, so that what the machine did meanwhile falls out."""
+    """Return the spread of ratios of adjacent blocks, in which the machine's other load cancels out."""
     return Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """What takes part in `interleaved`. Only steps are on the clock."""
+    """One of the programs that `interleaved` compares. Only its steps are timed."""
 
     step: Callable[[], object]
     steps: int = 1
-    """In a block."""
+    """The number of steps in a block."""
     settle: Callable[[], object] = lambda: None
-    """After a block: messages under way must not meet the next one's."""
+    """It is called after a block, so that no pending messages overlap with the next block."""
     warm: Callable[[], object] = lambda: None
-    """After the warm-up: what a contestant counts begins here."""
+    """It is called after the warm-up. A contestant starts its own counters here."""
     warm_up: int | None = None
-    """Steps before the first block; without: as many as a block has, and WARM_UP at least."""
+    """Steps before the first block. If None: as many as a block has, but at least WARM_UP."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Seconds per step of one contestant, one entry a round: on the clock of the slowest rank, and of this
-    process's CPU time."""
+    """Seconds per step of one contestant, one entry per round.
+
+    `wall` is the wall-clock time of the slowest rank, `cpu` the CPU time of this process.
+    """
 
     wall: list[float]
     cpu: list[float]
 
 
 class Ranks(Protocol):
-    """All that time the same contestants together."""
+    """All ranks that time the same contestants together."""
 
     def meet(self) -> None:
-        """Return when all of them are here."""
+        """Return when all ranks have called this."""
 
     def slowest(self, seconds: float) -> float:
-        """The most that one of them says, on each of them."""
+        """Return the maximum of `seconds` over the ranks, on each of them."""
         ...
 
 
 class Alone:
-    """One rank."""
+    """A single rank."""
 
     def meet(self) -> None:
-        """Nobody has to be waited for."""
+        """Return at once, because there are no other ranks."""
 
     def slowest(self, seconds: float) -> float:
         return seconds
@@ -90,12 +92,12 @@ class Clock(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> float:
-        """Seconds since `start`."""
+        """Return the seconds since `start`."""
         ...
 
 
 class WallClock:
-    """Of what has been done, also where a device does it: `done` returns when nothing is under way."""
+    """The wall clock. `done` returns when all pending work has ended, such as that of a GPU."""
 
     def __init__(self, done: Callable[[], object] = lambda: None) -> None:
         self._done = done
@@ -117,10 +119,10 @@ def interleaved(
     ranks: Ranks | None = None,
     clock: Clock | None = None,
 ) -> dict[str, Blocks]:
-    """Each contestant runs a block of its steps in every round, in turn: A B C, C B A, A B C, …
+    """Time the contestants in turn; each runs one block of steps per round: A B C, C B A, A B C, …
 
-    All `ranks` (without: this one alone) begin a block together, and a step takes as long as it does on the
-    slowest of them, by `clock` (without: the wall's).
+    All `ranks` begin a block together, and the time of a step is that of the slowest rank. The defaults are
+    this rank alone and the wall clock.
     """
     ranks, clock = ranks or Alone(), clock or WallClock()
     for each in contestants.values():
@@ -138,7 +140,7 @@ def interleaved(
 
 
 def _block(contestant: Contestant, ranks: Ranks, clock: Clock) -> tuple[float, float]:
-    """Seconds a step: of the slowest rank, and of this process's CPU time."""
+    """Run one block; return the slowest rank's seconds per step and this process's CPU seconds per step."""
     ranks.meet()
     cpu = process_time()
     clock.start()

@@ -1,6 +1,6 @@
 """Models whose training steps are timed, on data in memory.
 
-Every contestant has its own copy of a model, made from the same seed, and a plain SGD with momentum.
+Every contestant has its own copy of a model, made from the same seed, and plain SGD with momentum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Workload:
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    """Of the batch that one rank takes in one step."""
+    """The shape of the inputs that one rank takes in one step."""
     device: torch.device = CPU
 
     def model(self) -> nn.Module:
@@ -39,7 +39,7 @@ class Workload:
         return torch.randn(self.shape, generator=generator).to(self.device), labels.to(self.device)
 
     def training(self, model: nn.Module, optimizer: optim.Optimizer) -> Step:
-        """One step of it."""
+        """Return a function that makes one training step."""
         images, labels = self.batch()
         loss = nn.CrossEntropyLoss()
 
@@ -60,7 +60,7 @@ def sgd(model: nn.Module) -> optim.Optimizer:
 
 
 def plain(workload: Workload) -> Step:
-    """The torch loop on each rank alone: no communication."""
+    """Return a step of the plain torch loop on each rank alone, without communication."""
     model = workload.model()
     return workload.training(model, sgd(model))
 
@@ -71,14 +71,17 @@ def ours(workload: Workload, topology: hpcsgd.Topology, method: hpcsgd.Method) -
 
 
 def ddp_tuned(workload: Workload) -> Step:
-    """DistributedDataParallel at its fastest."""
+    """Return a step of DistributedDataParallel with its fastest options."""
     model = workload.model()
     return workload.training(fastest_ddp(model), sgd(model))
 
 
 def fastest_ddp(model: nn.Module, bucket_cap_mb: float = 25) -> DistributedDataParallel:
-    """Without rank 0's buffers before each forward pass and without copying gradients back: its fastest. The
-    argument about buffers has another name in older versions of torch."""
+    """Wrap `model` in DistributedDataParallel with its fastest options.
+
+    It neither broadcasts rank 0's buffers before each forward pass nor copies gradients back. The argument
+    for buffers has another name in older versions of torch.
+    """
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {buffers: False, "bucket_cap_mb": bucket_cap_mb}
