@@ -1,4 +1,4 @@
-"""EnsembleSync on this machine: what it survives, what a round costs, what it wins.
+"""Measure EnsembleSync on this machine: its fault tolerance, the cost of a round, and its speedup.
 
     python benchmarks/ensemble.py --faults [--runs 200] [--quick] [--json FILE]
     python benchmarks/ensemble.py --round [--quick] [--json FILE]
@@ -7,11 +7,13 @@
     python benchmarks/ensemble.py --shares --data DATA --epochs 12 --seeds 3 [--quick] [--json FILE]
     python benchmarks/ensemble.py --slow --data DATA --seeds 3 [--quick] [--json FILE]
 
-`--faults`: random runs of four groups on hosts of their own that are killed, frozen, cut off; checked bit
-for bit. Needs root and iproute2.
-`--round`: see ensemble/rounds.py. `--reallocation`: see there; with digits.h5 in DATA.
-`--speed`: see ensemble/speed.py; as root, with cifar10.h5 in DATA. `--shares`: see there; with cifar10.h5.
-`--slow`: see ensemble/slow.py; with digits.h5.
+`--faults`: random runs of four groups on virtual hosts. Groups are killed, frozen or disconnected, and the
+results are checked bit for bit. It needs root and iproute2; see ensemble/faults.py.
+`--round`: see ensemble/rounds.py.
+`--reallocation`: see ensemble/reallocation.py; it needs digits.h5 in DATA.
+`--speed`: see ensemble/speed.py; it needs root, iproute2 and cifar10.h5 in DATA.
+`--shares`: see ensemble/shares.py; it needs cifar10.h5 in DATA.
+`--slow`: see ensemble/slow.py; it needs digits.h5 in DATA.
 """
 
 from __future__ import annotations
@@ -69,13 +71,13 @@ def main() -> None:
     part.add_argument("--slow", action="store_true")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="a folder for what the runs leave behind")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with the stores")
-    parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each contestant")
+    parser.add_argument("--keep", type=Path, help="the folder in which the files of the runs are kept")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with the dataset files")
+    parser.add_argument("--rounds", type=int, default=8, help="number of blocks of steps of each contestant")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--plot", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="at most a minute")
+    parser.add_argument("--quick", action="store_true", help="run for at most a minute")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     run, setting = Run(), {}

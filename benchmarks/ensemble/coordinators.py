@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, for groups that a benchmark starts, as `hpcsgd launch` does it."""
+"""Start a coordinator in its own process, as `hpcsgd launch` does, for groups that a benchmark starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from harness import programs
 def coordinator(
     replica_groups: int, folder: Path, *, host: str = "127.0.0.1", launcher: Sequence[str] = ()
 ) -> Iterator[list[str]]:
-    """While this lasts it listens at `host`; the arguments that its groups are to get."""
+    """Run a coordinator that listens at `host`; yield the command-line arguments for its groups.
+
+    It ends with the context.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     told = {
         "replica_groups": replica_groups,
@@ -37,5 +40,5 @@ def coordinator(
             address = process.stdout.readline().strip()
             yield ["--coordinator", address, "--token", str(told["token"])]
         finally:
-            process.stdin.close()  # then it goes
+            process.stdin.close()  # the coordinator ends when its stdin is closed
             process.wait()

@@ -1,8 +1,8 @@
-"""Groups that are killed, frozen and cut off at random moments, and what the survivors make of it.
+"""Kill, freeze or disconnect groups at random moments, and check what the surviving groups do.
 
-Every group is a process in a network namespace of its own, its ranks are threads; the coordinator is a
-process on the switch between them. A run is checked from what the groups wrote down: a frame before each
-meeting with what they brought, one after it with what they took.
+Every group is a process in its own network namespace, and its ranks are threads. The coordinator is a process
+on the switch between the namespaces. Each rank writes one frame with its parameters before each
+synchronization and one after it. The run is checked from these frames.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUPS = 4
 ROUNDS = 40
 SIZES = (1021, 7)
 TRAINING = 0.02
-"""Seconds between meetings, on average."""
+"""Mean seconds between two synchronizations."""
 HEARTBEAT_TIMEOUT, TIMEOUT = 1.0, 4.0
 PORT = 7000
 LIMIT = 60.0
@@ -47,8 +47,11 @@ KINDS = ("kill", "freeze", "pause", "cut", "pair", "all but one")
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` happens to `replica_group` `at` seconds after the first meeting; undone `lasts` seconds
-    later."""
+    """A fault of this `kind` of `replica_group`.
+
+    It happens `at` seconds after the coordinator first wrote its register, and is undone `lasts` seconds
+    later.
+    """
 
     kind: str
     replica_group: int
@@ -57,7 +60,7 @@ class Fault:
 
 
 def soak(runs: int, seed: int, hosts: str, folder: Path, tell: Callable[[str], None]) -> list[Outcome]:
-    """So many runs on the hosts of that name, each with its own chance."""
+    """Play `runs` random runs on the hosts with that name prefix, each with its own random generator."""
     outcomes = []
     for number in range(runs):
         chance = random.Random(f"{seed} {number}")
@@ -70,7 +73,7 @@ def soak(runs: int, seed: int, hosts: str, folder: Path, tell: Callable[[str], N
 
 
 class Run:
-    """Four groups, some faults."""
+    """One run of four groups with some faults."""
 
     def __init__(self, chance: random.Random, hosts: str, folder: Path) -> None:
         self._chance, self._hosts, self._folder = chance, hosts, folder
@@ -108,7 +111,7 @@ class Run:
         return faults
 
     def _go_on(self) -> bool:
-        """Let the faults happen; whether all groups came to the end."""
+        """Make the faults happen; return True if all groups finished in time."""
         deadline = time.monotonic() + LIMIT
         while not (self._folder / "register.json").exists():
             time.sleep(0.01)
@@ -162,7 +165,10 @@ class Run:
                         self._start(replica_group)
 
     def _routes(self, what: str, replica_group: int) -> None:
-        """This group and its right neighbour do not reach each other, but all others and the coordinator."""
+        """Disconnect this group and its right neighbor from each other, or undo it.
+
+        Both still reach all other groups and the coordinator.
+        """
         one, other = replica_group + 1, (replica_group + 1) % GROUPS + 1
         for here, there in ((one, other), (other, one)):
             words = ["ip", "-n", f"{self._hosts}-{here}", "route", what, "blackhole", f"10.77.0.{there}/32"]
@@ -172,7 +178,7 @@ class Run:
         programs.run(["ip", "-n", f"{self._hosts}-0", *words], timeout=LIMIT)
 
     def _signal(self, replica_group: int, number: int) -> None:
-        """One survivor suffices, but one has to be."""
+        """Send a signal to a group, but never kill the last group that is alive."""
         self._reap()
         if replica_group in self._pids and (number != signal.SIGKILL or len(self._pids) > 1):
             os.kill(self._pids[replica_group], number)
@@ -206,9 +212,9 @@ class Run:
                 del self._pids[replica_group]
 
     def _clean(self) -> None:
-        """Nothing may be left: neither a process nor a port that somebody listens on."""
+        """End all processes, and note any process or listening port that the groups left behind."""
         for pid in self._pids.values():
-            os.kill(pid, signal.SIGUSR2)  # where does it hang?
+            os.kill(pid, signal.SIGUSR2)  # faulthandler prints where it hangs
             time.sleep(0.5)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -265,7 +271,7 @@ class Run:
 
 
 def enter(namespace: str) -> None:
-    """This process goes on in the network namespace of that name."""
+    """Move this process into the network namespace of that name."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), 0) != 0:

@@ -1,4 +1,4 @@
-"""Was a run of groups right? From what they wrote down, and from the coordinator's event log."""
+"""Judge whether a run of groups was right, from their frames and the coordinator's event log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.elastic import event_log
 
 @dataclass
 class Outcome:
-    """What is wrong with a run, if anything, and how long progress stood still after each fault."""
+    """The errors of a run, if any, and the seconds without progress after each fault."""
 
     wrong: list[str] = field(default_factory=list)
     standstill: list[tuple[str, float]] = field(default_factory=list)
@@ -25,7 +25,10 @@ class Outcome:
 
 
 class Frames:
-    """What a rank brought to meetings (rounds 0) and took from them; each frame is written at once."""
+    """A file with a rank's parameters before (rounds 0) and after each synchronization.
+
+    Each frame is written without buffering, so that it survives a kill.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -42,7 +45,10 @@ class Frames:
 
 
 def judge(folder: Path, happened: list[tuple[str, float]], wrong: list[str]) -> Outcome:
-    """By the definition: all that took a round hold the same bits, the mean of those that counted."""
+    """Judge a run by the definition of a round.
+
+    All ranks that use the result of a round hold the same bits: the mean over the groups that counted.
+    """
     if (folder / "left").exists():
         wrong.append((folder / "left").read_text().strip())
     events = event_log.read(folder / "events.jsonl")
@@ -72,8 +78,11 @@ def judge(folder: Path, happened: list[tuple[str, float]], wrong: list[str]) -> 
 
 
 def _gather(folder: Path) -> tuple[dict[int, list[tuple[tuple[int, ...], Any]]], dict[int, list[Any]]]:
-    """By round, who counted and what was taken; by group, (the round that took it or 0, when, what was
-    brought)."""
+    """Return the parameters after and before the synchronizations.
+
+    The first dictionary has, by round, the groups that counted and the parameters after it. The second has,
+    by group, tuples of the round (0 if the rank did not complete it), the time, and the parameters before it.
+    """
     took: dict[int, list[tuple[tuple[int, ...], Any]]] = {}
     brought: defaultdict[int, list[Any]] = defaultdict(list)
     for path in sorted(folder.glob("frames-*")):
@@ -102,8 +111,11 @@ def _frames(path: Path) -> list[Any]:
 
 
 def _brought(by_group: list[Any], rounds: int, committed: float) -> Any:
-    """To this round. Who was killed or evicted in the middle of it has not written down that it took it:
-    then it is what it brought last."""
+    """Return the parameters with which a group entered this round.
+
+    A group that was killed or evicted during the round has no frame after it. For such a group these are the
+    parameters of its last frame before the commit.
+    """
     exact = [vector for known, _, vector in by_group if known == rounds]
     before = [(at, vector) for _, at, vector in by_group if at < committed]
     return exact[0] if exact else max(before, key=lambda entry: entry[0])[1]

@@ -1,4 +1,4 @@
-"""What one TCP connection between two processes on this machine carries: each byte is copied twice."""
+"""Measure the rate of one TCP connection between two processes here, which copies each byte twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TIMES = 5
 
 
 def flow(size: int) -> float:
-    """Bytes per second from rank 0 to the last rank, messages of `size`, all others idle; on all ranks."""
+    """Return the bytes per second from rank 0 to the last rank with messages of `size` bytes.
+
+    All other ranks are idle meanwhile. All ranks get the result.
+    """
     with _message(size) as passed_on:
         seconds = interleaved({"message": Contestant(passed_on)}, rounds=TIMES, ranks=Together())
     return size / Spread.of(seconds["message"].wall).median
@@ -23,7 +26,7 @@ def flow(size: int) -> float:
 
 @contextmanager
 def _message(size: int) -> Iterator[Callable[[], None]]:
-    """This rank's part in passing on one; it begins when the receiver asks for it."""
+    """Yield this rank's part in the transfer of one message, which begins when the receiver asks for it."""
     comm = MPI.COMM_WORLD
     last = comm.Get_size() - 1
     if comm.Get_rank() == 0:

@@ -1,8 +1,8 @@
-"""The paper's figure 5, scaled down: one of two groups is slow for ten epochs, the other dies for a while.
+"""Repeat the paper's figure 5, scaled down: one of two groups is slow for ten epochs, the other dies once.
 
-What is given to the groups are samples of a pass, as in the paper: a pass takes as long however many samples
-it has, as on an accelerator that is not full. Here it sleeps. A batch is B samples, so a group with x of
-them needs B/x passes for a step, and t_i = α_i/x_i.
+As in the paper, the coordinator assigns the samples per pass to the groups. A pass takes the same time for
+any number of samples, as on an accelerator that is not full. Here a pass sleeps. A batch has B samples, so a
+group with x samples per pass needs B/x passes for a step, and t_i = α_i/x_i.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ B, X = 120, 16
 EPOCHS, QUICK = 60, 34
 SLOW_FROM, SLOW_TO, DEAD_AT = 5, 15, 26
 PASS = 0.004
-"""Seconds of a pass."""
+"""Seconds that a pass takes."""
 SLOWER = 0.008
-"""Seconds that a pass takes longer on the slow group."""
+"""Additional seconds of a pass in the slow group."""
 
 JOB = f"""
 [data]
@@ -62,7 +62,7 @@ output_dir = "{{folder}}"
 
 
 class Passes(nn.Module):
-    """Sleeps as a group of the story would compute; dies when its time has come, once."""
+    """A layer that sleeps as long as its group would compute; group 0 kills itself once, in epoch DEAD_AT."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Passes(nn.Module):
         return x
 
     def _now(self) -> int:
-        """The epoch, as the coordinator has written it down."""
+        """Return the epoch from the coordinator's register."""
         if time.monotonic() - self._looked > 0.05:
             self._epoch = json.loads((self._folder / "register.json").read_text())["place"]["epoch"]
             self._looked = time.monotonic()
@@ -90,13 +90,13 @@ class Passes(nn.Module):
 
 
 def build(folder: str) -> nn.Module:
-    """The model of the job file."""
+    """Return the model of the job file."""
     return nn.Sequential(Passes(Path(folder)), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What each group had, how long the epoch took, and what Lemma 1 says to both."""
+    """An epoch: the samples per pass of each group, its duration, and what Lemma 1 predicts for both."""
 
     number: int
     units: dict[int, int]
@@ -106,7 +106,7 @@ class Epoch:
 
 
 def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
-    """The whole story by `hpcsgd launch`."""
+    """Run the whole scenario with `hpcsgd launch`; return the epochs that `settled` selects."""
     folder.mkdir(parents=True)
     job = folder.parent / "reallocation.toml"
     job.write_text(JOB.format(store=store.resolve(), folder=folder.resolve(), epochs=epochs))
@@ -118,7 +118,7 @@ def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
 
 
 def settled(events: list[event_log.Event]) -> list[Epoch]:
-    """Those that began and ended with the same groups."""
+    """Return the epochs that began and ended with the same groups."""
     ends = [event for event in events if event["event"] == "commit" and not event["fraction"]]
     given = [event for event in events if event["event"] == "units"]
     seconds = {end["epoch"]: (begin, end) for begin, end in pairwise(ends)}
@@ -140,8 +140,11 @@ def settled(events: list[event_log.Event]) -> list[Epoch]:
 
 
 def _alpha(epoch: int, usual: float, replica_groups: int) -> dict[int, float]:
-    """α_i in seconds · samples: of an undisturbed epoch of two groups, with X/2 samples each, and what the
-    slow one adds to every pass. A group that is alone makes twice as many steps."""
+    """Return α_i in seconds · samples.
+
+    It comes from an undisturbed epoch of two groups with X/2 samples each, plus the additional time of the
+    slow group's passes. A group that is alone makes twice as many steps.
+    """
     alone = 2 / replica_groups
     plain = usual * X / 2 * alone
     passes = usual / (PASS + _overhead(usual))
@@ -150,13 +153,13 @@ def _alpha(epoch: int, usual: float, replica_groups: int) -> dict[int, float]:
 
 
 def _overhead(usual: float) -> float:
-    """Of a pass, beyond its sleep."""
+    """Return the seconds of a pass in addition to its sleep."""
     steps = 1437 // (2 * B) + 1
     return max(usual / (steps * B / (X / 2)) - PASS, 0.0)
 
 
 def reallocation(data: Path, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
-    """The rows and goals of the story."""
+    """Run and judge the scenario; return its rows and goals."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         rows, goals = judge(run(folder, data / "digits.h5", QUICK if quick else EPOCHS))
@@ -170,7 +173,7 @@ def reallocation(data: Path, *, quick: bool) -> tuple[list[dict[str, Any]], list
 
 
 def judge(found: list[Epoch]) -> tuple[list[dict[str, Any]], list[Goal]]:
-    """An epoch after each change everything has to be in its place."""
+    """Return rows and goals. An epoch in which the speed of a group changed is not judged."""
     changes = {SLOW_FROM, SLOW_TO}
     after = [e for e in found if e.number > 0 and e.number not in changes]
     units = max(max(abs(e.units[i] - e.ideal_units[i]) for i in e.units) for e in after)

@@ -1,8 +1,9 @@
-"""`ensemble.py --round`: what one meeting of groups costs, beside a plain MPI allreduce of as many bytes.
+"""`ensemble.py --round`: compare one synchronization of groups with an MPI allreduce of the same size.
 
-The goal is for MPI over TCP, which groups use, too: they are on nodes of their own. Rows "shared" are with
-MPI in shared memory, as it is within a node. A contestant's seconds are those of the slowest rank.
-"limit": the bytes that all ranks together pass on, over what one connection between two processes carries.
+The goal is for MPI over TCP, because groups use TCP, too: each has its own nodes. In the rows "shared" MPI
+uses shared memory, as it does within a node. A contestant's seconds are those of the slowest rank.
+"limit" is the number of bytes that all ranks together send, divided by the rate of one connection between two
+processes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ensemble.coordinators import coordinator
 from harness import Goal, Spread, mpiexec, print_table, start
 
 SHAPES = ((2, 1), (4, 1), (2, 2), (4, 2))
-"""Groups, and ranks of each."""
+"""The number of groups, and the number of ranks in each."""
 SMALL, RESNET18 = 4_000_000, 45_000_000
 OVER = {
     "TCP": {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"},
@@ -31,13 +32,13 @@ def rounds(quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
     for by in over:
         for P, K in SHAPES[: 3 if quick else None]:
             rows += [{"mpi_by": by, **row} for row in _measure(P, K, by, sizes, times)]
-    print("ratio: meeting over MPI allreduce + commit, medians (quartiles) of rounds in turn")
+    print("ratio: synchronization over MPI allreduce + commit, median (quartiles) of interleaved rounds")
     print_table(map(_cells, rows), HEAD.split(","))
     return rows, _goals(rows)
 
 
 def limit(row: dict[str, Any]) -> float:
-    """Seconds: the ring, and what the ranks of a group tell each other."""
+    """Return the seconds that the ring between groups and the exchange inside groups need at least."""
     P, K = row["P"], row["K"]
     return (2 * (P - 1) + P * (K - 1)) * row["bytes"] / row["flow_bytes_per_s"]
 

@@ -1,7 +1,7 @@
-"""One rank of `rounds.py`: seconds of a meeting, of a commit and of an allreduce, in turn.
+"""One rank of `rounds.py`: time a synchronization, a commit and an allreduce in turn.
 
-All ranks are one MPI job, so that contestants can take turns; each group is a communicator in it, and all
-that groups say to each other goes through rings and the coordinator, as between jobs of their own.
+All ranks are one MPI job, so that contestants can take turns. Each group is a communicator in it. Groups
+exchange data only through rings and the coordinator, as separate jobs would.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from hpcsgd.elastic.join_info import JoinInfo
 from hpcsgd.train.process import keep_freed_memory
 
 COMMITS = 5
-"""As many commits as rounds, times this: they are short."""
+"""The number of commits per round; there are several because a commit is short."""
 
 
 def commits(elastic_average: ElasticAverage, rounds: int) -> list[float]:
-    """Seconds of meetings with nothing to send: arrive, a ring of one number, vote, the register."""
+    """Return the seconds of synchronizations with almost nothing to send.
+
+    Each consists of the arrival, a ring of one number, the vote and the register's commit.
+    """
     one = torch.zeros(1)
     commit = Contestant(lambda: elastic_average.mean([one]))
     return interleaved({"commit": commit}, rounds=COMMITS * rounds, ranks=Together())["commit"].wall
@@ -38,7 +41,7 @@ def commits(elastic_average: ElasticAverage, rounds: int) -> list[float]:
 def contestants(
     x: torch.Tensor, elastic_average: ElasticAverage, world: Communicator
 ) -> dict[str, Contestant]:
-    """Neighbours run next to each other in time."""
+    """Return the contestants. Those next to each other here also run one after the other."""
     return {
         "sync": Contestant(lambda: elastic_average.mean([x])),
         "mpi": Contestant(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x.numpy())),
@@ -49,7 +52,7 @@ def contestants(
 def measure(
     sizes: Sequence[int], rounds: int, elastic_average: ElasticAverage, world: Communicator
 ) -> list[dict[str, Any]]:
-    """A row for each number of float32 in the vector."""
+    """Return one row for each of `sizes`, the number of float32 elements in the vector."""
     commit = Spread.of(commits(elastic_average, rounds))
     rows = []
     for numbers in sizes:

@@ -1,10 +1,11 @@
-"""`ensemble.py --shares`: does EnsembleSync catch up with sync SGD where its workers' samples overlap?
+"""`ensemble.py --shares`: does EnsembleSync reach sync SGD's accuracy if its workers' samples overlap?
 
-In the paper each of two workers draws three quarters of the samples an epoch, and EnsembleSync ends 1.1
-points ahead of sync SGD. Here groups of one rank train by benchmarks/jobs/cifar10_resnet8.toml, as in
-speed.py, on halves of the samples, dealt anew in each epoch, and on overlapping shares of three quarters.
-Everybody makes equally many steps with equal batches, and ten meetings an epoch; an epoch of three quarters
-has half as many steps again, so there are fewer of them.
+In the paper each of two workers draws three quarters of the samples per epoch, and EnsembleSync ends 1.1
+points ahead of sync SGD. Here groups of one rank train with benchmarks/jobs/cifar10_resnet8.toml, as in
+speed.py. They train on halves of the samples, which are drawn again in each epoch, and on overlapping shares
+of three quarters. All contestants make about the same number of steps with equal batches, and EnsembleSync
+synchronizes ten times per epoch. An epoch of three quarters has 1.5 times as many steps, so there are fewer
+epochs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Row = dict[str, Any]
 
 
 def shares(data: Path, *, quick: bool, epochs: int, seeds: int) -> tuple[list[Row], list[Goal]]:
-    """`epochs`: passes through all samples."""
+    """Train all contestants; return rows and goals. `epochs` counts passes through all samples."""
     if quick:
         epochs, seeds = 3, 1
     rows = []
@@ -51,7 +52,7 @@ def shares(data: Path, *, quick: bool, epochs: int, seeds: int) -> tuple[list[Ro
 
 
 def behind(name: str, rows: Sequence[Row]) -> float:
-    """In the mean over the seeds."""
+    """Return by how many points of accuracy `name` is behind sync SGD, as a mean over the seeds."""
     last = {(row["who"], row["seed"]): 100 * row["accuracy"][-1] for row in rows}
     return mean(last[SYNC, seed] - accuracy for (who, seed), accuracy in last.items() if who == name)
 

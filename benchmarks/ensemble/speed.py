@@ -1,15 +1,17 @@
-"""`ensemble.py --speed`: the EnsembleSync paper's table in small, on two hosts with a slow link.
+"""`ensemble.py --speed`: the EnsembleSync paper's table, scaled down, on two hosts with a slow link.
 
-The paper: ResNet-10, 2 workers with 293 steps an epoch, 100 epochs in 412.2, 397.9 and 60.95 minutes. A
-meeting moves as much as a step of sync SGD, so with 10 an epoch they say how long its workers communicated,
-r times as long as they computed: (1 + r) / (1 + r/29.3) = 412.2 / 60.95. The link is made as slow as that
-here: moving a gradient takes r times as long as computing it.
+The paper trains ResNet-10 on 2 workers with 293 steps per epoch. 100 epochs take 412.2, 397.9 and 60.95
+minutes with sync SGD, async SGD and EnsembleSync. A synchronization moves as many bytes as a step of sync
+SGD, and there are 10 per epoch. So the times give the ratio r of communication to computing in a step of sync
+SGD: (1 + r) / (1 + r/29.3) = 412.2 / 60.95. The link here is made slow enough that moving a gradient takes r
+times as long as computing it.
 
-Seconds a step are those of ResNet-8, batch 16 a rank, on hosts (network namespaces: as root) with that link,
-contestants in turn, the slowest rank's. Accuracies are of benchmarks/jobs/cifar10_resnet8.toml without the
-link, which does not change the arithmetic (but for who is late in async SGD), after equal epochs; time in the
-picture is steps times seconds. The rates of all but sync SGD are those of the job file times 2, as is its
-batch.
+Seconds per step are those of ResNet-8 with batch 16 per rank on hosts with that link. The hosts are network
+namespaces, which need root. Contestants run in turn, and the slowest rank counts. Accuracies are those of
+benchmarks/jobs/cifar10_resnet8.toml without the link, after the same number of epochs. The link does not
+change the arithmetic, except that it changes which rank is late in async SGD. Time in the picture is steps
+times seconds per step. Sync SGD has one group with twice the job file's batch and learning rate. The other
+methods have two groups, so that linear scaling doubles their learning rate.
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ from hpcsgd.data import ImageDataset, convert
 from hpcsgd.report.records import of_run
 
 MINUTES = {"sync SGD": 412.2, "async SGD": 397.9, "EnsembleSync": 60.95}
-"""Of the paper."""
+"""Minutes of 100 epochs in the paper."""
 SYNCS = 10
-"""An epoch."""
+"""Synchronizations per epoch."""
 WON = MINUTES["sync SGD"] / MINUTES["EnsembleSync"]
 PER_EPOCH = 37500 / 128
 RATIO = (WON - 1) / (1 - WON * SYNCS / PER_EPOCH)
 GOAL = 6.6
 NOISE = 0.75
-"""Points of accuracy."""
+"""Points of accuracy by which EnsembleSync may be behind sync SGD."""
 EVERY = 31
 IMAGES = 10_000
 METHODS = {
@@ -55,7 +57,7 @@ HEAD = "who,ms/step,s/epoch,speed over sync SGD,paper,accuracy %"
 def speed(
     data: Path, *, quick: bool, rounds: int, epochs: int, seeds: int, plot: Path | None
 ) -> tuple[list[dict[str, Any]], list[Goal], dict[str, Any]]:
-    """Rows, goals, and the setting."""
+    """Time and train all contestants; return rows, goals and the setting."""
     methods = list(METHODS)
     if quick:
         rounds, epochs, seeds, methods = 1, 1, 1, ["sync SGD", "EnsembleSync"]
@@ -81,11 +83,11 @@ def _told(setting: dict[str, Any]) -> str:
     computing, moving = (f"{1e3 * setting[key]:.0f} ms" for key in ("compute_s", "move_s"))
     size, rate = setting["bytes"] / 1e6, setting["rate_bit_per_s"] / 1e6
     link = f"moving {size:.2f} MB at {rate:.2f} Mbit/s {moving}, {RATIO:.1f} times as long"
-    return f"computing {computing} a step, {link}; a meeting every {EVERY} steps"
+    return f"computing {computing} per step, {link}; a synchronization every {EVERY} steps"
 
 
 def _timed(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Computing alone, which says how slow the link has to be, then everybody."""
+    """Time computing alone, which determines the rate of the link, and then all contestants on that link."""
     script, out = Path(__file__).with_name("speed_rank.py"), folder / "rows.json"
     arguments = ["--out", str(out), "--rounds", str(rounds), "--every", str(EVERY)]
     start([mpiexec(), "-n", "2"], script, arguments, timeout=600)
@@ -104,7 +106,7 @@ def _timed(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, A
 
 
 def images(data: Path, target: Path, *, quick: bool) -> Path:
-    """A store of the images that all train on."""
+    """Write the dataset file that all contestants train on; return its path."""
     if quick:
         convert("digits", None, target)
         return target
@@ -115,9 +117,11 @@ def train(
     who: str, store: Path, folder: Path, per_epoch: int, epochs: int, seed: int, *,
     quick: bool, share: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """As a user would, by `hpcsgd train` or `hpcsgd launch`: accuracy after each epoch, distances.
+    """Train with `hpcsgd train` or `hpcsgd launch`; return the accuracy after each epoch, and the distances.
 
-    `per_epoch`: steps; `share`: of the samples, that a group has in an epoch; None: they are dealt."""
+    `per_epoch`: the number of steps in an epoch. `share`: the fraction of the samples that a group has in an
+    epoch. If None, the groups divide the samples among themselves.
+    """
     together = who == "sync SGD"
     every = max(1, per_epoch // SYNCS)
     run = folder / f"{who} {share} {seed}"
@@ -150,8 +154,10 @@ def train(
 
 
 def _goals(rows: list[dict[str, Any]], score: dict[str, float], move: float) -> list[Goal]:
-    """The last one says whether the first was won fairly: if others used the machine while computing alone
-    was measured, the link is slower than it should be."""
+    """Return the goals. The last one checks that the first is fair.
+
+    If other programs used the machine while computing alone was measured, the link is slower than intended.
+    """
     by_name = {row["who"]: row for row in rows}
     slower = 1 / by_name["EnsembleSync"]["speed_over_sync"]["median"]
     behind = 100 * (score["sync SGD"] - score["EnsembleSync"])

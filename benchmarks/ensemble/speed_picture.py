@@ -1,4 +1,4 @@
-"""The picture of `speed.py`: accuracy against time, and how far apart groups are as they meet."""
+"""Draw the picture of `speed.py`: accuracy against time, and the model distances at synchronizations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draw(path: Path, rows: Sequence[Row], trained: Sequence[Row]) -> None:
     left.xaxis.set_major_formatter("{x:g}")
     left.xaxis.set_minor_formatter(NullFormatter())
     left.legend(fontsize="small")
-    right.set(xlabel="epochs", ylabel="‖W$_i$ − mean‖ at a meeting")
+    right.set(xlabel="epochs", ylabel="‖W$_i$ − mean‖ at a synchronization")
     right.set_ylim(bottom=0)
     right.legend(fontsize="small")
     for axes in (left, right):
@@ -39,7 +39,7 @@ def draw(path: Path, rows: Sequence[Row], trained: Sequence[Row]) -> None:
 
 
 def _accuracy(axes: Axes, color: str, who: str, runs: Sequence[Row], per_epoch: float) -> None:
-    """The mean over the seeds, and each of them thinly."""
+    """Plot the mean over the seeds as a thick line and each seed as a thin one."""
     minutes = [(epoch + 1) * per_epoch / 60 for epoch in range(len(runs[0]["accuracy"]))]
     for run in runs:
         axes.plot(minutes, [100 * a for a in run["accuracy"]], color=color, lw=0.6, alpha=0.5)

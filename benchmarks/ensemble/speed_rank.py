@@ -1,7 +1,7 @@
-"""One rank of `speed.py`: seconds a step of every contestant, in turn; rank 0 writes the rows.
+"""One rank of `speed.py`: time the steps of every contestant in turn; rank 0 writes the rows.
 
-All are in one MPI job. A group is a communicator of one rank in it; what groups say to each other goes
-through their ring and the coordinator, over the same links as MPI.
+All ranks are in one MPI job. A group is a communicator of one rank in it. Groups exchange data through their
+ring and the coordinator, over the same links as MPI.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from hpcsgd.train.process import keep_freed_memory
 BATCH = 16
 WORKLOAD = Workload("ResNet-8", lambda: cifar_resnet(8), (BATCH, 3, 32, 32))
 SOME = 4
-"""Steps of a block of who communicates in each; the others' blocks are from one meeting to the next."""
+"""Steps per block of contestants that communicate in each step.
+
+For the others a block lasts from one synchronization to the next.
+"""
 ALONE = "compute only"
 
 
@@ -71,7 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--every", type=int, required=True)
-    parser.add_argument("--coordinator", help="without it, computing alone is measured")
+    parser.add_argument("--coordinator", help="its address; without it, only computing alone is timed")
     parser.add_argument("--token", default="")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -97,5 +97,5 @@ def _parents(proc: Path) -> Iterator[tuple[int, int]]:
 
 
 def _stat(folder: Path) -> list[str]:
-    """Return state, parent and so on: the fields after the name, which may itself contain spaces and brackets."""
+    """Return state, parent and so on: the fields after the name, which may contain spaces and brackets."""
     return (folder / "stat").read_text().rpartition(")")[2].split()
