@@ -1,20 +1,27 @@
-"""Goodput: useful samples over possible ones, against the mean time between failures.
+"""Measure goodput, useful samples over possible ones, against the mean time between failures.
 
     python benchmarks/goodput.py [--quick] [--runs 500] [--keep FILE] [--json FILE] [--plot FILE]
 
-Half an hour alone, and about as long for 500 runs; `--runs 0` leaves those out. See goodput/useful.py for
-what is useful, goodput/settings.py for what is measured, goodput/simulated.py for what is simulated.
+The measurements take half an hour on a machine that runs nothing else. The 500 random runs take about as
+long; `--runs 0` skips them. See goodput/useful.py for the definition of useful samples, goodput/settings.py
+for the measured settings and goodput/simulated.py for the simulated ones.
 
-Measured, in small and in scaled time: groups of one rank, two on a node, whose computing is a pause. Ranks,
-groups and nodes are killed at random moments. Start-up, restarts and checkpoints are real; checkpoints are
-small. Contestants: groups by `hpcsgd launch`; one synchronous job by `mpiexec hpcsgd train`, started again
-with --resume; torch's DistributedDataParallel, started again by torch.distributed.run; torchft's LocalSGD and
-its lighthouse, where this Python has them. What is possible is told by an undisturbed run of each.
+The measurements are scaled down in size and time. Groups have one rank, a node has two groups, and a sleep
+stands for computing. Ranks, groups and nodes are killed at random moments. Start-up, restarts and checkpoints
+are real, but checkpoints are small. The contestants are:
 
-Simulated: each measured run, with as many failures, its restart time and its checkpoint interval; and 1,000
-nodes. `--keep` takes what was measured, and the random runs, from an earlier result, and goes on there.
+- groups, started by `hpcsgd launch`;
+- one synchronous job, started by `mpiexec hpcsgd train` and restarted with --resume;
+- torch's DistributedDataParallel, restarted by torch.distributed.run;
+- torchft's LocalSGD and its lighthouse, if this Python has them.
 
-Random runs: see goodput/random_runs.py.
+An undisturbed run of each contestant gives the number of possible samples.
+
+Each measured run is also simulated with the same number of failures, restart time and checkpoint interval. In
+addition, 1,000 nodes are simulated. `--keep` takes the measurements and the random runs from an earlier
+result and adds the missing ones.
+
+For the random runs see goodput/random_runs.py.
 """
 
 from __future__ import annotations
@@ -36,9 +43,9 @@ from harness import Goal, Run, print_table
 
 Row = dict[str, Any]
 LOST, BELOW = 0.15, 0.30
-"""Goals: groups lose at most so much where the goodput of the one job is below that."""
+"""Goal: groups lose at most LOST where the goodput of the one job is below BELOW."""
 ERROR = 0.10
-"""Goal: of the simulated goodput, in the mean over the runs of groups and of one job."""
+"""Goal: the mean error of the simulated goodput, over the simulated runs, is at most this."""
 QUICK_RUNS = 2
 
 
@@ -47,7 +54,7 @@ def parts(rows: Sequence[Row], name: str) -> list[Row]:
 
 
 def setting_of(rows: Sequence[Row]) -> Setting | None:
-    """Of what was measured."""
+    """Return the setting of the measured rows, or None if there are none."""
     return next((Setting(**row["setting"]) for row in parts(rows, "measured")), None)
 
 
@@ -118,12 +125,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--who", nargs="+", default=list(CONTESTANTS), choices=list(CONTESTANTS))
-    parser.add_argument("--groups", type=int, help=f"of the measured runs; {FULL.P} by default")
-    parser.add_argument("--window", type=float, help=f"seconds of each; {FULL.window:g} by default")
+    parser.add_argument("--groups", type=int, help=f"groups of the measured runs; {FULL.P} by default")
+    parser.add_argument("--window", type=float, help=f"seconds of each run; {FULL.window:g} by default")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--runs", type=int, help="random runs; 500 by default")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="go on with an earlier result")
-    parser.add_argument("--quick", action="store_true", help="at most a minute")
+    parser.add_argument("--runs", type=int, help="number of random runs; 500 by default")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="an earlier result to continue")
+    parser.add_argument("--quick", action="store_true", help="run for at most a minute")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -135,7 +142,7 @@ def main() -> None:
     )
 
     def keep(more: Iterable[Row]) -> None:
-        """At once: what was measured is not lost with what comes after it."""
+        """Add rows and write the file after each one, so that a later failure does not lose them."""
         for row in more:
             rows.append(row)
             if given.json:

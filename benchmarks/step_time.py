@@ -1,19 +1,29 @@
-"""Seconds a step on four hosts of two ranks with slow links; needs root and iproute2.
+"""Time steps on four hosts of two ranks with slow links; this needs root and iproute2.
 
     python benchmarks/step_time.py [--quick] [--who NAME …] [--json FILE] [--plot FILE]
 
-A quarter of an hour; --rates, --models, --kinds and --keep divide it.
+It takes a quarter of an hour; --rates, --models, --kinds and --keep split it into parts.
 
-Methods of ours, all else by default, beside torch's own over gloo: DistributedDataParallel with buckets of
-several sizes, of which the fastest counts, with PowerSGD's hook, and PeriodicModelAverager; and torchft's
-LocalSGD and DiLoCo where it is installed, between all ranks, so that hosts share no gradients. Computing is
-emulated, by sleeping layer by layer, forward a third and backward two, or real: eight ranks on what cores
-there are.
+The contestants are our methods with default options, and these over gloo:
 
-Of a step, exposed is what it takes longer than on ranks that do not communicate. Communication is what it
-takes without computing, where there is nothing to hide behind, but for what such ranks take then; hidden is
-what of this is not exposed. Sent is what leaves the interface of a host. The bound is what a method has to
-send from a host over the rate of its link: 2·(P−1)/P·M of 4 bytes, for every step or every meeting.
+- DistributedDataParallel with several bucket sizes, of which the fastest counts;
+- DistributedDataParallel with PowerSGD's hook;
+- PeriodicModelAverager;
+- torchft's LocalSGD and DiLoCo, if it is installed. Here each rank is a replica group, so that ranks of a
+  host share no gradients.
+
+Computing is either emulated or real. Emulated computing sleeps layer by layer, one third of the time in the
+forward pass and two thirds in the backward pass. Real computing runs eight ranks on the cores of the machine.
+
+The columns are:
+
+- exposed: seconds by which a step takes longer than on ranks that do not communicate;
+- communication: seconds of a step without computing, behind which nothing can be hidden, minus those of ranks
+  that do not communicate;
+- hidden: the part of communication that is not exposed;
+- MB a host: the bytes that leave the interface of a host;
+- bound: the bytes that a host has to send per synchronization, 2·(P−1)/P·M numbers of 4 bytes, over the rate
+  of its link.
 """
 
 from __future__ import annotations
@@ -35,18 +45,21 @@ from step_time.networks import KINDS, LAYERS, WIDTH
 from step_time.settings import HOSTS, QUICK, RANKS_PER_HOST, RATES, SETTINGS, Setting
 
 SYNC, STEP, EXPOSED = 1.10, 0.95, 0.15
-"""Goals: over the link's bound, over DDP's step, of the lesser of communication and computing."""
+"""Goals: a synchronization over the link's bound; a step over DDP's; the exposed part of what can be hidden.
+
+What can be hidden is the smaller of communication and computing.
+"""
 SEVERAL_STEPS = 1.05
-"""Goal of what meets beside the training: over computing alone."""
+"""Goal: a step of methods that synchronize in the background, over computing alone."""
 TIMES_DDP = 6.5
-"""And how many times as fast as DDP, at the slowest rate."""
+"""Goal: how many times as fast as DDP such methods are at the slowest rate."""
 BESIDE = ("delayed", "streaming")
 SCRIPT = Path(__file__).with_suffix("") / "rank.py"
 Row = dict[str, Any]
 
 
 def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tuple[list[Row], list[Row]]:
-    """Steps and meetings at one rate."""
+    """Return the rows of steps and of synchronizations at one rate."""
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, rate) as name:
         out = Path(folder) / "rows.json"
         words = ["--out", str(out), "--settings", json.dumps([asdict(each) for each in settings])]
@@ -58,7 +71,7 @@ def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tupl
 
 
 def bound(row: Row) -> float:
-    """Seconds that the link of a host needs for one meeting."""
+    """Return the seconds that the link of a host needs for one synchronization."""
     return 2 * (HOSTS - 1) / HOSTS * 4 * LAYERS[row["model"]] * WIDTH**2 * 8 / RATES[row["rate"]]
 
 
@@ -68,7 +81,7 @@ def belongs(row: Row, setting: Setting) -> bool:
 
 
 def judged_steps(rows: Sequence[Row]) -> list[Row]:
-    """With what all of a setting say together."""
+    """Return the rows with the quantities that compare all rows of a setting."""
     return [judged(row, [each for each in rows if place(each) == place(row)], rows) for row in rows]
 
 
@@ -132,15 +145,15 @@ MEETING_HEAD = ["rate", "model", "what", "seconds (quartiles)", "bound", "over i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Seconds a step on hosts with slow links.")
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser = argparse.ArgumentParser(description="Time steps on hosts with slow links.")
+    parser.add_argument("--quick", action="store_true", help="run for a minute, only to check that it works")
     parser.add_argument("--who", nargs="+", choices=list(ENTRIES), default=list(ENTRIES), metavar="NAME")
     parser.add_argument("--rates", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--models", nargs="+", choices=list(LAYERS), default=list(LAYERS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="settings that only an earlier --json has")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep its other rows")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="what a step consists of")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of the parts of a step")
     given = parser.parse_args()
     who = list(dict.fromkeys([ALONE, *given.who]))
     chosen = [

@@ -1,1 +1,1 @@
-"""Parts of goodput.py."""
+"""The parts of `goodput.py`."""

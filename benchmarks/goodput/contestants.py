@@ -1,4 +1,4 @@
-"""Who takes part: how each is started and started again, and what it has got done by now."""
+"""The contestants: how each is started and restarted, and how many useful samples it has trained on."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ GROUPS, SYNC, DDP, TORCHFT = "elastic groups", "one job", "DDP", "torchft LocalS
 
 
 class Contestant(Protocol):
-    """In a folder of its own."""
+    """A contestant, which runs in its own folder."""
 
     def start(self) -> None: ...
 
     def keep(self) -> None:
-        """Start again what has died; asked all the time."""
+        """Restart the processes that have died. This is called again and again."""
         ...
 
     def useful(self) -> int:
-        """Samples by now, as in `useful`; 0 before the first step."""
+        """Return the useful samples until now, as `goodput.useful` defines them; 0 before the first step."""
         ...
 
     def back(self) -> list[float]:
-        """When processes that were started again took part; those that were started first, too."""
+        """Return the times at which processes began to take part, after a restart or at the first start."""
         ...
 
 
 class Groups:
-    """`hpcsgd launch`, which starts dead groups again itself."""
+    """Groups of `hpcsgd launch`, which restarts dead groups itself."""
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         self._folder, self._setting = folder, setting
@@ -73,8 +73,10 @@ class Groups:
 
 
 class OneJob:
-    """`mpiexec hpcsgd train`, synchronous; with `--resume` at once when it has ended, as a batch system does
-    that need not queue it."""
+    """A synchronous job, `mpiexec hpcsgd train`.
+
+    When it has ended, it is restarted at once with `--resume`, as by a batch system without a queue.
+    """
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         self._folder, self._setting = folder, setting
@@ -107,7 +109,7 @@ class OneJob:
 
 
 class TorchElastic:
-    """DistributedDataParallel under `torch.distributed.run`, which starts all ranks again where one dies."""
+    """DistributedDataParallel under `torch.distributed.run`, which restarts all ranks if one dies."""
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         self._folder, self._setting, self._every = folder, setting, checkpoint_steps
@@ -143,7 +145,7 @@ class TorchElastic:
 
 
 class FaultTolerant:
-    """torchft's LocalSGD and its lighthouse; dead replicas are started again at once."""
+    """torchft's LocalSGD and its lighthouse. Dead replicas are restarted at once."""
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         tried = [sys.executable, "-P", "-c", "import torchft"]
@@ -189,7 +191,7 @@ class FaultTolerant:
 
 
 class NotHere(Exception):
-    """A contestant cannot take part, and why."""
+    """A contestant cannot take part; the text says why."""
 
 
 CONTESTANTS = {GROUPS: Groups, SYNC: OneJob, DDP: TorchElastic, TORCHFT: FaultTolerant}
@@ -237,18 +239,18 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def told(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Whole lines of JSON."""
+    """Return the records of a file of JSON lines, without an incomplete last line."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def first_passes(folder: Path) -> list[float]:
-    """When each process began its first step."""
+    """Return the time at which each process began its first step."""
     passes = [path.read_text().splitlines() for path in (folder / "passes").iterdir()]
     return [float(lines[0]) for lines in passes if lines]
 
 
 def trains(folder: Path) -> bool:
-    """Whether rank 0 lives, and has begun a step."""
+    """Return True if rank 0 is alive and has begun a step."""
     here = [pid for pid, env in at_work(folder).items() if rank_of(env, 1) == 0]
     return any((folder / "passes" / str(pid)).exists() for pid in here)

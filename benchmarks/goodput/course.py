@@ -1,4 +1,4 @@
-"""One run of a contestant: undisturbed, or with a killer beside it."""
+"""One run of a contestant, undisturbed or with failures."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from goodput.processes import kill_all, ranks_in, wait_for
 from goodput.settings import Setting
 
 START = 600.0
-"""Seconds within which a contestant has to begin, on a machine that is very busy."""
+"""Seconds within which a contestant has to begin, enough even on a very busy machine."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a contestant got done."""
+    """The result of a contestant's run."""
 
     seconds: float
     samples: int
     failures: int
-    """That found somebody to kill."""
+    """The number of failures that killed at least one process."""
     restarts: list[float] = field(default_factory=list)
-    """Seconds from a failure until whoever it had killed was back."""
+    """Seconds from a failure until the first process was back."""
 
     @property
     def rate(self) -> float:
@@ -43,7 +43,7 @@ class Course:
 def course(
     who: str, setting: Setting, window: float, checkpoint_steps: int, plan: Sequence[Failure] = ()
 ) -> Course:
-    """From its first samples on, for so many seconds."""
+    """Run a contestant for `window` seconds, counted from its first samples, with the failures of `plan`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         contestant = CONTESTANTS[who](folder, setting, checkpoint_steps)
@@ -73,7 +73,7 @@ def _played(
 
 
 def _restarts(contestant: Contestant, happened: Sequence[float]) -> list[float]:
-    """From each failure to the first that was back before the next one."""
+    """Return the seconds from each failure to the first return of a process before the next failure."""
     found = []
     for at, end in pairwise([*happened, math.inf]):
         later = [moment - at for moment in contestant.back() if at < moment < end]

@@ -1,6 +1,7 @@
-"""One rank of torch's DistributedDataParallel, which goes on from the last checkpoint.
+"""One rank of torch's DistributedDataParallel, which resumes from the last checkpoint.
 
-Rank 0 writes down in told.jsonl where a life begins, what step was made and what was saved.
+Rank 0 writes to told.jsonl the step at which each start of the job begins, each step that is made, and each
+step that is saved.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def _restored(model: nn.Module, optimizer: optim.Optimizer) -> int:
-    """The step that the checkpoint is of; 0 without one."""
+    """Load the checkpoint, if there is one; return its step, or 0."""
     if not CHECKPOINT.exists():
         return 0
     saved = torch.load(CHECKPOINT)

@@ -1,4 +1,4 @@
-"""Who is killed when: failures of ranks, groups and nodes at random moments, the same for a seed."""
+"""Failures of ranks, groups and nodes at random moments; the seed determines them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("rank", "group", "node")
 
 @dataclass(frozen=True)
 class Failure:
-    """`at` seconds after the beginning, of these ranks."""
+    """A failure of these ranks, `at` seconds after the beginning."""
 
     at: float
     kind: str
@@ -25,7 +25,10 @@ class Failure:
 
 
 def failures(setting: Setting, mtbf: float, seconds: float, seed: int) -> list[Failure]:
-    """Exponential times between them; each kind as often as the others, each rank, group or node, too."""
+    """Draw failures with exponential times between them.
+
+    All kinds are equally likely, and so are all ranks, groups or nodes of a kind.
+    """
     chance = random.Random(f"{seed} {mtbf:g}")
     found, at = [], chance.expovariate(1 / mtbf)
     while at < seconds:
@@ -38,14 +41,16 @@ def failures(setting: Setting, mtbf: float, seconds: float, seed: int) -> list[F
 
 
 class Killer:
-    """Carries them out, by SIGKILL; `ranks` says which process each rank is now. Who is not there when its
-    node fails is not killed."""
+    """Kills processes by SIGKILL as the plan says.
+
+    `ranks` returns the current process of each rank. A rank that has no process at that time is skipped.
+    """
 
     def __init__(self, plan: list[Failure], ranks: Callable[[], Mapping[int, int]]) -> None:
         self._plan, self._ranks = list(plan), ranks
         self._began = time.time()
         self.happened: list[float] = []
-        """When, for each that found somebody alive."""
+        """The time of each failure that killed at least one process."""
 
     def look(self) -> None:
         while self._plan and time.time() - self._began >= self._plan[0].at:

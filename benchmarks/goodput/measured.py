@@ -1,4 +1,4 @@
-"""A contestant, undisturbed and with failures."""
+"""Measure a contestant without and with failures."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from goodput.settings import Setting
 
 Row = dict[str, Any]
 CHECKPOINT = 0.03
-"""Seconds that a checkpoint is taken to cost where its interval is chosen: it has a few kilobytes here."""
+"""The assumed seconds of a checkpoint, from which its interval follows. Here it has a few kilobytes."""
 CALM_STEPS = 10
-"""Between checkpoints where nobody dies: as often as when somebody does."""
+"""Steps between checkpoints in runs without failures, and of contestants not in WITH_INTERVAL."""
 WITH_INTERVAL = (SYNC, DDP)
-"""For whom Young's interval matters: groups go on from each other."""
+"""Contestants that use Young's interval. The others continue from surviving groups instead."""
 
 
 def measured(setting: Setting, who: str, seed: int, tell: Callable[[str], object]) -> list[Row]:
-    """A row for each mean time between failures. Raises `NotHere`."""
+    """Return a row for each mean time between failures.
+
+    Raise `NotHere` if the contestant cannot take part.
+    """
     calm = course(who, setting, setting.calm, CALM_STEPS)
     ideal = setting.P * setting.batch / setting.seconds
     tell(f"{who}: {calm.rate:.0f} samples/s undisturbed, {calm.rate / ideal:.1%} of computing alone")

@@ -1,4 +1,4 @@
-"""What all contestants train: next to nothing, behind a pause that stands for the computing."""
+"""The model that all contestants train: a tiny layer after a sleep that stands for computing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 INPUTS, CLASSES = 36, 10
 PASSES = "GOODPUT_PASSES"
-"""The environment variable with the folder in which ranks note when they began to train a batch."""
+"""The environment variable with the folder in which ranks write the time at which they began each batch."""
 
 
 class Net(nn.Module):
-    """Takes `seconds` for a pass in training."""
+    """A model whose forward pass in training takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

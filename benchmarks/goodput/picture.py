@@ -1,4 +1,4 @@
-"""Goodput against the mean time between failures: measured in small, simulated, and at scale."""
+"""Draw goodput against the mean time between failures: measured, simulated, and simulated at scale."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def _in_small(axes: Axes, rows: Sequence[Row]) -> None:
-    """Filled: measured; hollow: simulated, with as many failures."""
+    """Plot measured goodput as filled markers, and simulated goodput with as many failures as hollow ones."""
     for number, who in enumerate(dict.fromkeys(row["who"] for row in rows)):
         mine = sorted((row for row in rows if row["who"] == who), key=lambda row: row["seen_mtbf_s"])
         color = f"C{number}"

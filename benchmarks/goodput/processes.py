@@ -1,4 +1,4 @@
-"""The processes of a contestant: all that have its folder as their own."""
+"""Find and end the processes of a contestant: those whose working directory is its folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 RANK = "GOODPUT_RANK"
-"""The environment variable with the rank of processes that no launcher numbers."""
+"""The environment variable with the rank of processes to which no launcher gives one."""
 PATIENCE = 30.0
 
 
 def at_work(folder: Path) -> dict[int, dict[str, str]]:
-    """Processes in this folder, zombies aside, with their environments."""
+    """Return the environments of the processes in this folder, by process id, without zombies."""
     found: dict[int, dict[str, str]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -27,7 +27,7 @@ def at_work(folder: Path) -> dict[int, dict[str, str]]:
 
 
 def ranks_in(folder: Path, K: int) -> dict[int, int]:
-    """By rank of the job, the process."""
+    """Return the process id of each rank of the job."""
     found: dict[int, int] = {}
     for pid, env in at_work(folder).items():
         if (rank := rank_of(env, K)) is not None:
@@ -36,7 +36,11 @@ def ranks_in(folder: Path, K: int) -> dict[int, int]:
 
 
 def rank_of(env: dict[str, str], K: int) -> int | None:
-    """As launchers tell it: of a group, of MPICH, of torch's elastic agent, of us."""
+    """Return the rank of a process in its job, or None.
+
+    It comes from the variables of MPICH, Open MPI, this benchmark or torch's elastic agent, and from the
+    index of the process's replica group.
+    """
     place = next(
         (env[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", RANK, "RANK") if name in env), None
     )
@@ -47,7 +51,7 @@ def rank_of(env: dict[str, str], K: int) -> int | None:
 
 
 def kill_all(folder: Path) -> None:
-    """Until none is left."""
+    """Kill all processes in this folder, and wait until none is left."""
     deadline = time.monotonic() + PATIENCE
     while left := at_work(folder):
         assert time.monotonic() < deadline, f"these do not end: {left.keys()}"
@@ -58,7 +62,7 @@ def kill_all(folder: Path) -> None:
 
 
 def wait_for(happened: Callable[[], object], look: Callable[[], None], limit: float) -> None:
-    """Look again and again until it has."""
+    """Call `look` again and again until `happened()` is true."""
     deadline = time.monotonic() + limit
     while not happened():
         if time.monotonic() > deadline:

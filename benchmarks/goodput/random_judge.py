@@ -1,13 +1,17 @@
-"""Was a random run right? By what its ranks wrote down (witness.py) and the coordinator's event log.
+"""Judge whether a random run was right, from its ranks' files (witness.py) and the coordinator's event log.
 
-- All that took a round hold the same bits, the mean of the groups that the log says counted (faults_judge).
-- Plain SGD, from what a group took, through the samples that it says it saw, gives what it brought next.
-- Who went on from a checkpoint brought a mean that had been committed at that step.
-- No sample is counted twice in an epoch, of the rounds that stand (`useful.standing`).
-- Last lives ended with exit code 0, others by SIGKILL; or with 1, where the others had gone back meanwhile to
-  before this life began, as its log then says. The last life of a group that was late for the end is one of
-  these others.
-- The model that was saved is finite, and the last mean.
+A life is one process of a group, from its start to its end. A run is right if all of this is true:
+
+- All ranks that used the result of a round hold the same bits: the mean of the groups that counted according
+  to the log (faults_judge).
+- A group's parameters before a synchronization are what plain SGD gives from those after the last one, with
+  the samples that the group recorded.
+- A group that resumed from a checkpoint began with a mean that had been committed at that step.
+- No sample is counted twice in an epoch, over the rounds that remain valid (`useful.standing`).
+- The last life of a group ended with exit code 0, and earlier ones by SIGKILL. They may end with 1 if the
+  other groups had returned to a step before this life began, as its log then says. The last life of a group
+  that was late for the end of the training counts as an earlier one.
+- The saved model is finite and equal to the last mean.
 """
 
 from __future__ import annotations
@@ -33,24 +37,26 @@ from goodput.witness import CLASSES, features, read
 from hpcsgd.elastic import event_log
 
 EXACT = 1e-5
-"""Sums in other orders differ by less."""
+"""The tolerance for sums in a different order."""
 GONE_BACK = "the other groups have gone back"
-"""What a group says that has to be started again."""
+"""The message of a group that has to be restarted."""
 LAST_WORDS = 3000
-"""Characters."""
+"""Characters of a log that an error quotes."""
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One meeting of one rank."""
+    """One synchronization of one rank."""
 
     t: int
     steps: list[list[int]]
-    """The samples of each step before it, since the last one."""
+    """The samples of each step since the last synchronization."""
     brought: Any
+    """The parameters before it."""
     rounds: int
-    """Taken; 0 where it was killed before that."""
+    """The round that it completed; 0 if the rank was killed before that."""
     took: Any
+    """The parameters after it."""
 
 
 def judge(
@@ -62,7 +68,7 @@ def judge(
     late: Collection[int],
     in_time: bool,
 ) -> dict[str, Any]:
-    """What is wrong, how many rounds there were, and useful samples as they were seen and by the formula."""
+    """Return the errors, the number of rounds, and the useful samples, as recorded and by the formula."""
     outcome = faults_judge.judge(folder, [], [] if in_time else ["not over in time"])
     events = event_log.read(folder / event_log.NAME)
     lives = {
@@ -109,7 +115,7 @@ def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]], late: Collection
             goes_on = not last or replica_group in late
             killed = code == -signal.SIGKILL and goes_on
             log = folder / f"log-{replica_group}-{life}"
-            said = log.read_text() if log.exists() else ""  # it may be killed before it has one
+            said = log.read_text() if log.exists() else ""  # it may be killed before it has a log
             went_back = code == 1 and goes_on and GONE_BACK in said
             if not (killed or went_back or (last and code == 0)):
                 wrong.append(f"life {life} of group {replica_group} ended with {code}: {said[-LAST_WORDS:]}")
@@ -117,7 +123,7 @@ def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]], late: Collection
 
 
 def not_replayed(lives: Mapping[str, list[Visit]], store: Path, rate: float) -> list[str]:
-    """Of each life of a group, by all its ranks together."""
+    """Return an error for each synchronization whose parameters differ from a replay of all ranks' steps."""
     with h5py.File(store) as file:
         x, y = (torch.from_numpy(np.asarray(file[f"train/{name}"])) for name in "xy")
     wrong = []
@@ -145,7 +151,10 @@ def sgd(start: Any, steps: Sequence[Sequence[int]], x: Tensor, y: Tensor, rate: 
 
 
 def unknown_starts(lives: Mapping[str, list[Visit]], events: Sequence[event_log.Event]) -> list[str]:
-    """Lives that counted at once, having begun at a checkpoint."""
+    """Return an error for each life that resumed at a step from parameters that were never committed there.
+
+    Only lives that counted in their first round are checked.
+    """
     commits = {e["rounds"]: e for e in events if e["event"] == "commit"}
     means = {v.rounds: v.took.tobytes() for life in lives.values() for v in life if v.rounds}
     at: defaultdict[int, set[bytes]] = defaultdict(set)
@@ -161,7 +170,7 @@ def unknown_starts(lives: Mapping[str, list[Visit]], events: Sequence[event_log.
 
 
 def seen(lives: Mapping[str, list[Visit]], events: Sequence[event_log.Event]) -> dict[int, list[int]]:
-    """By round that stands, the samples that count."""
+    """Return, by valid round, the samples that count."""
     stands = {commit["rounds"]: commit["counted"] for commit, _ in standing(events)}
     rows: defaultdict[int, list[int]] = defaultdict(list)
     for name, life in lives.items():
@@ -172,7 +181,7 @@ def seen(lives: Mapping[str, list[Visit]], events: Sequence[event_log.Event]) ->
 
 
 def by_epoch(events: Sequence[event_log.Event], rows: Mapping[int, list[int]]) -> dict[int, list[int]]:
-    """A round's steps are of the epoch that it ends, where it ends one."""
+    """Return the samples by epoch. The steps of a round that ends an epoch belong to that epoch."""
     found: defaultdict[int, list[int]] = defaultdict(list)
     for commit, _ in standing(events):
         found[math.ceil(commit["epoch"] + commit["fraction"]) - 1] += rows.get(commit["rounds"], [])

@@ -1,8 +1,9 @@
-"""Groups that are killed at random moments, each run judged right or wrong.
+"""Kill groups at random moments, and judge whether each run was right.
 
-Two to four groups of one or two ranks, threads of a process, train by the training loop of `hpcsgd train`;
-one, several or all of them are killed, up to five times, and started again. A run is drawn from the seed and
-its number; at which of its steps a group is hit is the machine's. See random_judge.py for what is right.
+Two to four groups train with the training loop of `hpcsgd train`. A group is a process whose one or two ranks
+are threads. Up to five times, one, several or all groups are killed and restarted. The seed and the number of
+a run determine it, except that the step at which a kill hits a group depends on the machine's speed. See
+random_judge.py for what makes a run right.
 """
 
 from __future__ import annotations
@@ -42,27 +43,27 @@ from hpcsgd.train.stopping import Reasons
 HERE = "127.0.0.1"
 SAMPLES, BATCH, EPOCHS, EVERY, RATE = 60, 4, 6, 2, 0.05
 SECONDS = 0.01
-"""Of a step."""
+"""Seconds of a step."""
 BACK = 0.1
-"""Seconds from a death to the next life."""
+"""Seconds from the end of a group's process to its restart."""
 HEARTBEAT_TIMEOUT, LIMIT = 30.0, 300.0
 LIVES = 12
-"""Of a group, at most: more than it is killed."""
+"""The maximum number of starts of a group, which is more than the number of kills."""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """`at` seconds after the groups began to train."""
+    """A kill of these groups, `at` seconds after the groups began to train."""
 
     at: float
     replica_groups: tuple[int, ...]
 
 
 def played(number: int, seed: int, tell: Callable[[str], object]) -> Row:
-    """The run of this number."""
+    """Play and judge the run with this number; return its row."""
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer takes long; forked processes have it
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # slow the first time; forked processes inherit it
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         store = write_store(folder / "small.h5")
@@ -74,7 +75,10 @@ def played(number: int, seed: int, tell: Callable[[str], object]) -> Row:
 
 
 def in_a_fork(judged: Callable[[], Row]) -> Row:
-    """Groups are forked from this process: once it had computed with torch, theirs might refuse to."""
+    """Return what `judged` returns in a forked process.
+
+    Groups are forked from this process. If it had computed with torch before, torch might fail in them.
+    """
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=lambda: there.send(judged()))
@@ -86,7 +90,7 @@ def in_a_fork(judged: Callable[[], Row]) -> Row:
 
 
 class Run:
-    """Some groups, some kills."""
+    """One run of some groups with some kills."""
 
     def __init__(self, chance: random.Random, folder: Path, store: Path) -> None:
         self._folder, self._token = folder, secrets.token_hex(16)
@@ -106,9 +110,9 @@ class Run:
         self._lives = [0] * len(self._ranks)
         self._back: dict[int, float] = {}
         self.codes: dict[int, list[int]] = {replica_group: [] for replica_group in everybody}
-        """Of all lives, in order."""
+        """The exit codes of all processes of each group, in order."""
         self.late: set[int] = set()
-        """Groups that were not there when the others had finished."""
+        """Groups that were not members when the others had finished."""
         self.killed = 0
         self.in_time = True
         (folder / "job.toml").write_text(f"""
@@ -147,7 +151,7 @@ checkpoint_every_steps = {2 * EVERY}
         os.waitpid(coordinator, 0)
 
     def _go_on(self) -> None:
-        """Until all groups have ended by themselves."""
+        """Kill and restart groups until all have ended by themselves or the time is up."""
         deadline, began, plan = time.monotonic() + LIMIT, None, list(self._plan)
         while self._pids or self._back:
             now = time.monotonic()
@@ -181,7 +185,10 @@ checkpoint_every_steps = {2 * EVERY}
                 self._end_with_the_training()
 
     def _end_with_the_training(self) -> None:
-        """As `hpcsgd launch` does: once it is complete nobody is started again, and who is not in it goes."""
+        """Once the training is finished, restart no group and kill those that are not members.
+
+        `hpcsgd launch` does the same.
+        """
         register = FileJournal(self._folder / REGISTER).load()
         if register.phase is Phase.FINISHED:
             absent = self._pids.keys() - set(register.replica_groups)
@@ -229,7 +236,7 @@ checkpoint_every_steps = {2 * EVERY}
         return 0
 
     def _live(self, replica_group: int, life: str) -> int:
-        """The exit code."""
+        """Run the ranks of a group; return the exit code."""
         os.environ[LIFE] = life
         reasons = Reasons(None, 60.0, asks_scheduler=False)
         ended = threads.run(
@@ -254,7 +261,7 @@ checkpoint_every_steps = {2 * EVERY}
 
 
 def write_store(path: Path) -> Path:
-    """Samples that know their number."""
+    """Write a dataset file in which the first input of a sample is its number; return its path."""
     chance = np.random.default_rng(1)
     x = chance.random((SAMPLES, INPUTS), np.float32)
     x[:, 0] = np.arange(SAMPLES)

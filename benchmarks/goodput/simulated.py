@@ -1,7 +1,7 @@
-"""What the simulator says: of each measured run, and of up to 1,000 nodes.
+"""Simulate each measured run, and jobs of up to 1,000 nodes.
 
-At scale a group is a node. A restart takes as long for a group as for the whole job: the time in the
-queue, and until it trains. What neither has to do with failures is in none of the figures.
+At scale a group is a node. A restart takes as long for a group as for the whole job: the time in the queue
+plus the time until it trains. Costs that do not depend on failures are left out of all figures.
 """
 
 from __future__ import annotations
@@ -23,27 +23,32 @@ SEEDS = 4
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 NODES = 1000
 STEP, EVERY, SYNCS = 5.0, 5, 10
-"""Seconds of a step, steps of a round, rounds of an epoch."""
+"""Seconds of a step, steps per round, and rounds per epoch."""
 SAVING = 30.0
-"""Seconds of a checkpoint of the one job."""
+"""Seconds that a checkpoint of the one job takes."""
 HEARTBEAT_TIMEOUT = 10.0
-"""As `hpcsgd launch` has it by default: a node that is gone says nothing more."""
+"""The default of `hpcsgd launch`. A failed node is noticed only because it sends no more heartbeats."""
 RESTARTS = {"no queue": 2 * MINUTE, "5 min in the queue": 7 * MINUTE, "30 min in the queue": 32 * MINUTE}
-"""Seconds until one trains again: 2 minutes after the queue."""
+"""Seconds until training continues: the time in the queue and 2 minutes."""
 MTBFS = [MINUTE * 2**k for k in (0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10, 10.5)]
-"""Of the job: from a minute to a day."""
+"""Mean seconds between failures of the job: from a minute to a day."""
 TABLE_NODES = (1, 10, 100, 1000)
 TABLE_MTBFS = {"an hour": HOUR, "a day": DAY, "a week": 7 * DAY, "a month": 30 * DAY, "a quarter": 90 * DAY}
 TABLE_RESTART = "5 min in the queue"
 HORIZON = 1200
-"""Steps that are simulated."""
+"""The number of simulated steps."""
 SLOW = 2.0
-"""Mean times between failures that a restart may take: beyond that the one job is no longer simulated, but
-told by Daly's mean, with which the simulation agrees."""
+"""The longest restart, in mean times between failures, with which the one job is simulated.
+
+For longer restarts Daly's formula for the mean gives its goodput. The simulation agrees with that formula.
+"""
 
 
 def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
-    """Goodput of the contestant of a measured row, by its failures and its restarts; None: not simulated."""
+    """Return the simulated goodput of a measured row, with its number of failures and its restart time.
+
+    It is None if the row cannot be simulated.
+    """
     if row["who"] not in (GROUPS, SYNC, DDP) or not row["failures"] or row["restart_s"] is None:
         return None
     hazard = Hazard(setting, row["seen_mtbf_s"])
@@ -55,7 +60,7 @@ def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
         restart_seconds=row["restart_s"],
         work_seconds=100 * row["seen_mtbf_s"],
         interval_seconds=row["checkpoint_every_steps"] * step,
-        heartbeat_timeout_seconds=0.0,  # a process that is killed is missed at once, by its connection
+        heartbeat_timeout_seconds=0.0,  # a killed process is noticed at once, because its connection closes
         syncs_per_epoch=setting.epoch // setting.every,
     )
     layout = Layout(setting.P, setting.K, setting.per_node)
@@ -65,7 +70,7 @@ def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
 
 
 def at_scale() -> list[Row]:
-    """Of `NODES` nodes, against the mean time between failures of the job."""
+    """Return rows for `NODES` nodes against the mean time between failures of the job."""
     return [
         {"part": "at scale", "nodes": NODES, "restart": name, "restart_s": restart, "mtbf_s": mtbf,
          **_both(NODES, NODES * mtbf, restart)}
@@ -75,7 +80,7 @@ def at_scale() -> list[Row]:
 
 
 def by_nodes() -> list[Row]:
-    """Of few and many nodes, against the mean time between failures of one."""
+    """Return rows for few and many nodes against the mean time between failures of one node."""
     restart = RESTARTS[TABLE_RESTART]
     return [
         {"part": "by nodes", "nodes": nodes, "restart_s": restart, "node_mtbf": name, "node_mtbf_s": mtbf,
@@ -86,7 +91,7 @@ def by_nodes() -> list[Row]:
 
 
 def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
-    """Goodput of groups and of one job."""
+    """Return the goodput of groups and of one job."""
     M = node_mtbf / nodes
     failures = Failures(
         node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M,
@@ -103,7 +108,10 @@ def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
 def _of_groups(
     layout: Layout, step: float, waits: Waits, failures: Failures, steps: int, seeds: int = SEEDS
 ) -> float:
-    """Useful steps over those that fit into the time; none where nobody lives through an epoch."""
+    """Return useful steps over the steps that fit into the time.
+
+    It is 0 if the simulation fails because no group survives an epoch.
+    """
     try:
         rates = [_rate(layout, step, waits, failures, steps, seed) for seed in range(1, seeds + 1)]
     except UserError:
@@ -130,6 +138,6 @@ def _of_one_job(layout: Layout, failures: Failures) -> float:
     )
     try:
         return simulate(job).goodput
-    except UserError:  # pieces of work hardly ever fit between failures
+    except UserError:  # an interval of work hardly ever fits between failures
         M = failures.mtbf(layout.hosts, layout.N)
         return mean_goodput(failures, M, failures.interval_seconds or daly(failures.checkpoint_seconds, M))

@@ -1,6 +1,7 @@
-"""torchft's lighthouse: prints its address, and serves until it is killed.
+"""Run torchft's lighthouse: print its address, and serve until it is killed.
 
-Who has not been heard of for a second is missed; one that is there is waited for as long.
+A replica without a heartbeat for a second counts as lost. A quorum waits a second for the replicas that are
+alive.
 """
 
 from __future__ import annotations

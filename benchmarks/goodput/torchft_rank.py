@@ -1,7 +1,7 @@
 """One replica of torchft's LocalSGD, a group of one rank.
 
-It saves its state after every sync, so that nothing is lost where all die at once, and writes down each sync:
-the step before it and after it.
+It saves its state after every synchronization, so that nothing is lost if all replicas die at once. It writes
+the step before and after each synchronization to a file.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Which samples were of use.
+"""Count the useful samples of a run.
 
-**Useful** are the samples that the model which is there at the end has learned from:
+**Useful** samples are those from which the final model has learned:
 
-- of one job, or of DDP, those of the steps that it stands at. What was computed after the checkpoint to which
-  a restart went back does not count; steps since the last checkpoint do, while the ranks that made them live.
-- of groups, those of every committed round, of the groups whose models made its mean (`counted`). What an
-  group did since its last meeting is lost where it dies; what it did while it was cut off, or looked on,
-  does not count. Where all died, rounds after the checkpoint from which they went on do not.
-- of torchft's replicas, those of every committed sync, of the replicas that took part and had not just been
-  given the state of another.
+- One job, or DDP: the samples of all steps that the final model contains. Steps after the checkpoint to which
+  a restart returned do not count. Steps since the last checkpoint count while the ranks that made them live.
+- Groups: for each committed round, the samples of the groups whose models were in its mean (`counted`). If a
+  group dies, its steps since its last synchronization are lost. Steps that it made while it was disconnected
+  or did not count are not useful. If all groups died, rounds after the checkpoint from which they resumed do
+  not count.
+- torchft's replicas: for each committed synchronization, the samples of the replicas that took part and had
+  not just received the state of another replica.
 
-**Possible** are the samples of an undisturbed run of the same contestant on this machine in the same time.
+**Possible** samples are those of an undisturbed run of the same contestant on this machine in the same time.
 
-A batch counts as a whole, also the last one of an epoch, which may be shorter.
+Each batch counts in full, even the last one of an epoch, which may be shorter.
 """
 
 from __future__ import annotations
@@ -24,27 +25,32 @@ Event = dict[str, Any]
 
 
 def standing(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """The commits whose work the model still holds, each with the steps that its groups had made since the
-    one before."""
+    """Return the commits whose work the model still contains.
+
+    Each comes with the number of steps since the previous one.
+    """
     kept: list[tuple[Event, int]] = []
     for event in events:
         if event["event"] != "commit":
             continue
         while kept and kept[-1][0]["t"] > event["t"]:
-            kept.pop()  # all had died, and went on from before
+            kept.pop()  # all groups had died and resumed from an earlier step
         before = kept[-1][0]["t"] if kept else 0
         kept.append((event, event["t"] - before))
     return kept
 
 
 def of_groups(events: Iterable[Event], batch: int) -> int:
-    """Samples, by the event log of a run from its beginning."""
+    """Return the useful samples of groups, from the event log of a whole run."""
     return batch * sum(steps * len(commit["counted"]) for commit, steps in standing(events))
 
 
 def of_one_job(lives: Sequence[Sequence[tuple[str, int]]], at_work: bool, batch: int) -> int:
-    """Samples of all groups together, by what each life of the job told: ("begins", t), ("made", t),
-    ("saved", t). `at_work`: the last one lives."""
+    """Return the useful samples of one job, from the records of each start of the job.
+
+    A record is ("begins", t), ("made", t) or ("saved", t). `at_work`: the last start is still alive. `batch`:
+    samples per step of all groups together.
+    """
     t = saved = 0
     for life in lives:
         t = saved
@@ -56,5 +62,8 @@ def of_one_job(lives: Sequence[Sequence[tuple[str, int]]], at_work: bool, batch:
 
 
 def of_replicas(told: Iterable[tuple[int, int]], batch: int, every: int) -> int:
-    """Samples, by the syncs (step before, step after) of all: who was given the state of others jumps."""
+    """Return the useful samples of torchft's replicas, from all pairs (step before, step after) of syncs.
+
+    A replica that received the state of another one has a larger difference than 1.
+    """
     return batch * every * sum(after == before + 1 for before, after in told)

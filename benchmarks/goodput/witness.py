@@ -1,4 +1,4 @@
-"""A model and a method whose every step can be told afterwards: which samples, from where, to where."""
+"""A model and a method that record each step: its samples, and the parameters at synchronizations."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ INPUTS, CLASSES = 6, 3
 """The first input is the number of the sample."""
 LIFE = "GOODPUT_LIFE"
 _seen = threading.local()
-"""The samples of each pass since the last meeting, of the rank that is this thread."""
+"""For the rank that is this thread: the samples of each pass since the last synchronization."""
 
 
 class Net(nn.Module):
-    """One matrix."""
+    """A model with one matrix, which records the samples of its training passes."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class Net(nn.Module):
 
 
 def features(x: Tensor) -> Tensor:
-    """Without the number, which is no feature."""
+    """Return the inputs with the number of the sample, which is no feature, replaced by 1."""
     return torch.cat([torch.ones_like(x[:, :1]), x[:, 1:]], 1)
 
 
 def passes(rows: list[int] | None = None) -> list[list[int]]:
-    """Those since the last meeting, and one more."""
+    """Return the passes since the last synchronization, after adding one with `rows` if given."""
     if not hasattr(_seen, "rows"):
         _seen.rows = []
     if rows is not None:
@@ -61,13 +61,13 @@ def passes(rows: list[int] | None = None) -> list[list[int]]:
 
 
 def watched(sync_every: int) -> Method:
-    """`ensemble_sync`, of which everything is written down in this process' folder."""
+    """Return `ensemble_sync` with an averager that records everything in this process's folder."""
     return Method(grad_reduce=Dense(), schedule=Every(sync_every), averager=Watched(ElasticMean()))
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Before a meeting a frame with what a rank brings, after it one with what it takes."""
+    """An averager that writes a frame with the parameters before and after each synchronization."""
 
     inner: ElasticMean
     files: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Watched:
 
 
 def read(path: Path) -> Iterable[Any]:
-    """What was pickled there, up to where the process was killed."""
+    """Yield the objects pickled in a file, up to the point where the process was killed."""
     with path.open("rb") as file:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Who takes part in `step_time.py`: a line each."""
+"""The contestants of `step_time.py`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ ALONE, DDP = "compute alone", "DDP"
 class Entry:
     make: Callable[[Workload, hpcsgd.Topology], Step]
     period: int = 1
-    """Steps after which all repeats."""
+    """Number of steps after which the same work repeats."""
     lead: int = 0
-    """Steps before the first block besides the warm-up: what is begun in a block must arrive in it, or a part
-    of it is on nobody's clock."""
+    """Steps before the first block in addition to the warm-up.
+
+    Communication that begins in a block has to end in it, or part of it would not be timed.
+    """
 
 
 def method(
@@ -37,7 +39,7 @@ def method(
     bucket_cap_mb: float | None = None,
     prefetch: bool = False,
 ) -> Entry:
-    """One of ours, with all else by default."""
+    """Return an entry for one of our methods with default options."""
 
     def step(workload: Workload, topology: hpcsgd.Topology) -> Step:
         model = workload.model()
@@ -50,7 +52,7 @@ def method(
 
 
 def sgd(model: nn.Module) -> optim.Optimizer:
-    """Without momentum: so many models are in memory at once."""
+    """Return SGD without momentum, because many models are in memory at once."""
     return optim.SGD(model.parameters(), lr=1e-3)
 
 
@@ -68,8 +70,11 @@ def ddp(bucket_cap_mb: float) -> Entry:
 
 
 def ddp_power_sgd(workload: Workload, _: hpcsgd.Topology) -> Step:
-    """PowerSGD of rank 1, as its hook comes; after the two steps without that it wants. In one bucket: those
-    of several wait for each other for ever, each on one of gloo's two threads."""
+    """Return a step with torch's PowerSGD hook of rank 1, which starts after two steps without it.
+
+    There is only one bucket: with several, the hooks occupy both of gloo's threads and wait for each other
+    forever.
+    """
     model = fastest_ddp(workload.model(), bucket_cap_mb=1000)
     state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     model.register_comm_hook(state, power_sgd.powerSGD_hook)
@@ -77,7 +82,7 @@ def ddp_power_sgd(workload: Workload, _: hpcsgd.Topology) -> Step:
 
 
 def periodic_averager(workload: Workload, topology: hpcsgd.Topology) -> Step:
-    """Post-local SGD: DDP's allreduce inside groups, `PeriodicModelAverager` over all ranks."""
+    """Return a step of post-local SGD: DDP's allreduce in groups, `PeriodicModelAverager` over all ranks."""
     groups = [
         dist.new_group(range(g * topology.group_size, (g + 1) * topology.group_size))
         for g in range(topology.num_groups)

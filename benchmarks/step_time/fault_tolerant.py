@@ -1,4 +1,4 @@
-"""torchft's local SGD and DiLoCo, where it is installed: every rank a replica group of its own."""
+"""Steps of torchft's LocalSGD and DiLoCo, if it is installed. Every rank is its own replica group."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from harness.workloads import Step, Workload
 
 PATIENCE = timedelta(seconds=600)
 PORT = 29600
-"""Of the first lighthouse; each training has one."""
-logging.getLogger("torchft.manager").setLevel(logging.ERROR)  # without NCCL it warns of every quorum
+"""The port of the first lighthouse. Each contestant has its own one."""
+logging.getLogger("torchft.manager").setLevel(logging.ERROR)  # without NCCL it warns at every quorum
 _kept: list[Any] = []
-"""Stores and lighthouses, which end with the process."""
+"""Stores and lighthouses that have to live until the process ends."""
 
 
 def local_sgd(workload: Workload, topology: hpcsgd.Topology, every: int) -> Step:
@@ -33,7 +33,7 @@ def local_sgd(workload: Workload, topology: hpcsgd.Topology, every: int) -> Step
 
 
 def diloco(workload: Workload, topology: hpcsgd.Topology, every: int) -> Step:
-    """Not streamed: one fragment, nothing delayed."""
+    """Return a step of DiLoCo with one fragment and without a delay, so not of Streaming DiLoCo."""
     model = workload.model()
     inner = optim.SGD(model.parameters(), lr=1e-3)
     outer = optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
@@ -73,6 +73,6 @@ def manager(topology: hpcsgd.Topology) -> Manager:
 
 
 def _address() -> str:
-    """Of this host; see `harness.hosts`. Where there is only one host, its own."""
+    """Return the address of this host, see `harness.hosts`; without virtual hosts, 127.0.0.1."""
     number = socket.gethostname().rpartition("-")[2]
     return f"10.77.0.{number}" if "HPCSGD_NET" in os.environ else "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Networks of equal layers, which compute or sleep as long."""
+"""Networks of equal layers that either compute or sleep."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from harness.workloads import Workload
 
 WIDTH, CLASSES = 707, 10
 LAYERS = {"6 M": 12, "25 M": 50}
-"""Of WIDTH² parameters."""
+"""The number of layers of WIDTH² parameters, by the number of parameters of the model."""
 FORWARD = 1 / 3
-"""The part of computing that is not the backward pass."""
+"""The fraction of computing that the forward pass takes."""
 SAMPLES = 128
-"""That a rank takes in a step, where it really computes."""
+"""The samples of a rank and step with real computing."""
 KINDS = ("emulated", "real")
 
 
 @dataclass
 class Compute:
-    """How long a step sleeps. May change between two steps."""
+    """The seconds that a step sleeps. They may change between two steps."""
 
     seconds: float
 
     def without(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The same step with nothing to hide messages behind."""
+        """Return the same step without sleeping, so that communication cannot be hidden behind it."""
 
         def bare() -> None:
             usual, self.seconds = self.seconds, 0.0
@@ -41,7 +41,7 @@ class Compute:
 
 
 class _Sleep(torch.autograd.Function):
-    """Passes `x` on after a while; the gradient of the weight is the same in every step."""
+    """Returns `x` after a sleep. The gradient of the weight is the same in every step."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _: Tensor, gradient: Tensor, seconds: Callable[[], float]) -> Tensor:
@@ -56,7 +56,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class Sleeping(nn.Module):
-    """A layer that takes `part` of what a step computes."""
+    """A layer that sleeps for the fraction `part` of a step's computing time."""
 
     def __init__(self, gradient: Tensor, compute: Compute, part: float) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Sleeping(nn.Module):
 
 
 def workload(model: str, kind: str, compute: Compute) -> Workload:
-    """Of one of LAYERS and one of KINDS."""
+    """Return the workload of one of LAYERS with one of KINDS of computing."""
     if kind == "real":
         return Workload(model, partial(_computing, LAYERS[model]), (SAMPLES, WIDTH))
     return Workload(model, partial(_sleeping, LAYERS[model], compute), (1, CLASSES))

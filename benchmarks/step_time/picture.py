@@ -1,4 +1,4 @@
-"""What a step consists of, one panel a setting."""
+"""Draw the parts of a step, with one panel per setting."""
 
 from __future__ import annotations
 

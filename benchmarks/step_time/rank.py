@@ -1,4 +1,4 @@
-"""One of the ranks of `step_time.py`: times what the settings ask for; rank 0 writes the rows."""
+"""One rank of `step_time.py`: time the contestants of each setting; rank 0 writes the rows."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from step_time.networks import Compute, workload
 from step_time.settings import Setting
 
 STORE = "tcp://10.77.0.1:29400"
-"""On rank 0's host."""
+"""The address of the rendezvous of torch.distributed, which is on rank 0's host."""
 RANKS = Together()
 BARE = "bare "
 HEARTBEAT_TIMEOUT, FEW = 0.3, 10_000
-"""Seconds in which a host sends less than so many bytes."""
+"""A host counts as silent if it sends fewer than FEW bytes in HEARTBEAT_TIMEOUT seconds."""
 Row = dict[str, Any]
 
 
 @dataclass
 class Wire:
-    """Bytes that this host has sent from the beginning of a contestant's block until all have settled."""
+    """The bytes that this host has sent in a contestant's blocks, until nothing travels any more."""
 
     bytes: int = 0
     blocks: int = 0
@@ -57,12 +57,12 @@ class Wire:
         self._before = None
 
     def reset(self) -> None:
-        """What warmed up does not count."""
+        """Forget the bytes of the warm-up."""
         self.bytes = self.blocks = 0
 
 
 def silent() -> None:
-    """Returns when nothing travels any more: what was begun here would slow the next contestant."""
+    """Return when nothing travels any more, because remaining traffic would slow the next contestant."""
     RANKS.meet()
     before, now = -FEW, sent()
     while now - before >= FEW:
@@ -72,7 +72,7 @@ def silent() -> None:
 
 
 def sent() -> int:
-    """Bytes that have left this host."""
+    """Return the number of bytes that have left this host."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if "eth0:" in line)
 
@@ -80,7 +80,10 @@ def sent() -> int:
 def contestants(
     entries: dict[str, Entry], work: Workload, setting: Setting, topology: hpcsgd.Topology, compute: Compute
 ) -> tuple[dict[str, Contestant], dict[str, Wire]]:
-    """Each with what it sends; where computing is emulated, once more without it."""
+    """Return the contestants, and the counter of each one's bytes.
+
+    If computing is emulated, each contestant also takes part without computing, under the name BARE + name.
+    """
     found: dict[str, Contestant] = {}
     wires: dict[str, Wire] = {}
     for name, entry in entries.items():
@@ -94,7 +97,7 @@ def contestants(
 
 
 def warmed(step: Callable[[], None], lead: int, wire: Wire) -> Callable[[], None]:
-    """What is begun in a block arrives in it; see `Entry.lead`."""
+    """Return a function that makes the additional steps of `Entry.lead`, then resets the counter."""
 
     def warm() -> None:
         for _ in range(lead):
@@ -105,7 +108,7 @@ def warmed(step: Callable[[], None], lead: int, wire: Wire) -> Callable[[], None
 
 
 def steps_of(setting: Setting, who: Sequence[str], topology: hpcsgd.Topology) -> Iterator[Row]:
-    """As many contestants at once as there is memory for."""
+    """Yield the rows of steps, with at most `setting.at_once` contestants in memory at a time."""
     compute = Compute(setting.seconds)
     work = workload(setting.model, setting.kind, compute)
     for first in range(0, len(who), setting.at_once):
@@ -124,7 +127,7 @@ def steps_of(setting: Setting, who: Sequence[str], topology: hpcsgd.Topology) ->
 
 
 def meetings(setting: Setting, topology: hpcsgd.Topology) -> Iterator[Row]:
-    """One meeting of ours, and gloo's allreduce of as many parameters over all ranks."""
+    """Time one of our synchronizations, and gloo's allreduce of as many parameters over all ranks."""
     model = workload(setting.model, "emulated", Compute(0.0)).model()
     optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, topology, hpcsgd.hierarchical(1))
     flat = torch.zeros(sum(p.numel() for p in model.parameters()))
@@ -143,7 +146,7 @@ def meetings(setting: Setting, topology: hpcsgd.Topology) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--settings", required=True, help="a list of them, as JSON")
+    parser.add_argument("--settings", required=True, help="a list of settings, as JSON")
     parser.add_argument("--groups", type=int, required=True)
     parser.add_argument("--who", nargs="+", required=True)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What is measured: rates × models × kinds of computing."""
+"""The measured settings: rates × models × kinds of computing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 HOSTS, RANKS_PER_HOST = 4, 2
 RATES = {"100mbit": 100e6, "1gbit": 1e9}
-"""Bits a second."""
+"""Bits per second of each rate."""
 COMPUTE = 0.43
-"""Seconds of forward and backward pass, where they are emulated."""
+"""Seconds of the forward and backward pass together, if they are emulated."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Setting:
     kind: str
     rounds: int
     steps: int
-    """Of a block at least; some methods take a multiple of their period."""
+    """Steps of a block. They are rounded up to a multiple of the method's period."""
     at_once: int = 9
-    """Contestants in memory."""
+    """The number of contestants that are in memory at once."""
     left_out: tuple[str, ...] = ()
-    """Contestants for which there is no time."""
+    """Contestants that are left out because they would take too long."""
     seconds: float = COMPUTE
 
 
