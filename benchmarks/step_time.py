@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--models", nargs="+", choices=list(LAYERS), default=list(LAYERS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep its other rows")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep the other rows of this result")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of the parts of a step")
     given = parser.parse_args()

@@ -173,7 +173,7 @@ def reallocation(data: Path, *, quick: bool) -> tuple[list[dict[str, Any]], list
 
 
 def judge(found: list[Epoch]) -> tuple[list[dict[str, Any]], list[Goal]]:
-    """Return rows and goals. An epoch in which the speed of a group changed is not judged."""
+    """Return rows and goals. The goals exclude epoch 0 and those in which a group's speed changed."""
     changes = {SLOW_FROM, SLOW_TO}
     after = [e for e in found if e.number > 0 and e.number not in changes]
     units = max(max(abs(e.units[i] - e.ideal_units[i]) for i in e.units) for e in after)
