@@ -80,10 +80,10 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     world = mpi.world()
-    K = world.size // given.replica_groups
+    K = world.size // given.groups
     invited = JoinInfo(
         world.rank // K,
-        given.replica_groups,
+        given.groups,
         given.coordinator,
         given.token,
         heartbeat_timeout=10.0,

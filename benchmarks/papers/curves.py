@@ -129,7 +129,7 @@ group_batch_size = 16
 arguments = {{ patch = 16 }}
 [model]
 name = "edsr"
-arguments = {{ scale = 2, fsdp_units = 4, width = 16 }}
+arguments = {{ scale = 2, blocks = 4, width = 16 }}
 [optimizer]
 name = "Adam"
 lr = 0.001
@@ -179,7 +179,7 @@ def trained(config: Config, P: int) -> Row:
 
 def _train(config: Config, P: int, row: Row, world: Communicator) -> None:
     groups = virtual_groups(config, P, 1, world)
-    every = config.method.arguments["every"]
+    every = config.method.arguments["sync_every"]
     assert config.training.epochs is not None
     train = open_split(config.data.path, "train", config.data.arguments)
     steps, done = max(1, len(train) // P // config.data.group_batch_size), 0
