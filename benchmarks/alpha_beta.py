@@ -1,12 +1,12 @@
-"""What the lane adds to the library's operations: ours and mpi4py's side by side, over sizes.
+"""Time that the communication thread adds to the library's collectives, compared with mpi4py over sizes.
 
     python benchmarks/alpha_beta.py [--quick] [--rate 1000] [--json FILE]
 
-On 2 and 4 ranks of one host and, as root, on 4 hosts with shaped links. Ours go through a lane, by
-nonblocking calls that are looked after with pauses; theirs are the blocking calls on numpy buffers, which
-wait without a pause. They take turns, a block of calls each; ratios are of blocks next to each other, of the
-slowest rank. Where the programs of the OSU micro-benchmarks are in PATH (osu_allreduce, …) their averages
-stand beside.
+It runs on 2 and 4 ranks of one host and, as root, on 4 hosts with shaped links. The library's operations are
+nonblocking calls through a communication thread, which polls with pauses. mpi4py's are blocking calls on
+numpy buffers, which wait without a pause. They take turns, one block of calls each. Each ratio compares
+neighboring blocks and takes the slowest rank. If the programs of the OSU micro-benchmarks (osu_allreduce, …)
+are in PATH, the table also has their averages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ HOSTS = 4
 LARGE = 1 << 20
 SMALL = 64
 LARGE_RATIO, ADDED = 1.1, 50.0
-"""Goals: ours over theirs of large messages, and the µs that a lane may add to small ones."""
+"""Goals: the ratio of our time to mpi4py's for large messages, and the µs that the thread may add to small
+ones.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def on_one_host(n: int, extent: Extent) -> list[dict[str, Any]]:
 
 
 def on_shaped_hosts(rate: int, extent: Extent) -> list[dict[str, Any]]:
-    """A rank on each."""
+    """Measure with one rank on each host."""
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, f"{rate}mbit", "32kb") as name:
         out = Path(folder) / "rows.json"
         on_hosts(name, HOSTS, SCRIPT, _words(out, extent), timeout=1800)
@@ -72,7 +74,7 @@ def _words(out: Path, extent: Extent) -> list[str]:
 
 
 def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
-    """Medians over the operations."""
+    """Return the goals, which are for medians over the operations."""
     found = []
     for hosts, ranks in sorted({(row["hosts"], row["ranks"]) for row in rows}):
         here = [row for row in rows if (row["hosts"], row["ranks"]) == (hosts, ranks)]
@@ -97,9 +99,9 @@ def cells(row: dict[str, Any]) -> Sequence[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the lane adds to the library's operations.")
+    parser = argparse.ArgumentParser(description="Time that the communication thread adds to collectives.")
     parser.add_argument("--rate", type=int, default=1000, help="Mbit/s of each host's link")
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     run = Run()

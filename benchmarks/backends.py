@@ -1,4 +1,4 @@
-"""Steps of the same ranks by gloo and by MPI, in turn, on one host.
+"""Compare the time of training steps over gloo and over MPI, with the same ranks in turn, on one host.
 
 python benchmarks/backends.py [--quick] [--json FILE]
 """
@@ -15,13 +15,13 @@ from harness import Goal, Run, Spread, mpiexec, print_table, start
 
 RANKS = 4
 RATIO = 1.5
-"""Goal: gloo over MPI, by the seconds of a step."""
+"""Goal: seconds of a step over gloo divided by those over MPI."""
 HEAD = ["model", "groups", "MPI ms/step", "gloo ms/step", "gloo over MPI (quartiles)"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Steps by gloo beside steps by MPI.")
-    parser.add_argument("--quick", action="store_true", help="seconds: that it runs, not what it measures")
+    parser = argparse.ArgumentParser(description="Time of training steps over gloo and over MPI.")
+    parser.add_argument("--quick", action="store_true", help="check within seconds that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     run = Run()

@@ -1,21 +1,30 @@
-"""How good a language model gets, against the bytes that a rank sends for it:
+"""The quality that a language model reaches, against the bytes that a rank sends for it.
 
     hpcsgd data convert text wikitext-2/wiki.train.tokens wikitext2_bytes.h5 --tokenizer bytes \\
       --test wikitext-2/wiki.test.tokens
     python benchmarks/bytes_at_quality.py --data wikitext2_bytes.h5 [--json FILE] [--plot FILE]
 
-A GPT of 0.12 million parameters on 4.2 million bytes of WikiText-2, by P = 4 and 8 groups of one rank that
-share batches of 8 windows of 128 bytes: bsp; DiLoCo, whose groups meet every 64 steps; Streaming DiLoCo with
-4 bits; SparseLoCo, every 6·P steps; MuLoCo with 4 bits; Pier; and DiLoCo, Streaming DiLoCo and SparseLoCo by
-an outer schedule. Everybody has the same tokens in the same order. Each is tried with four settings, on a
-seed of its own and by text that is held out of training; with the best of them it trains on three other
-seeds, and is judged by the beginning of the test split. bsp, whose groups are one training however many they
-are, is tried by the fewest.
+A GPT of 0.12 million parameters trains on 4.2 million bytes of WikiText-2. P = 4 or 8 groups of one rank
+share batches of 8 windows of 128 bytes. The contestants are
 
-Groups are threads of one process, by the library: --real compares a short training of everybody with one on
-four ranks (mpiexec -n 4 python benchmarks/bytes_at_quality.py --data FILE --real). Hours on two cores; --who,
---groups and --seeds divide them, --json FILE is written after every training, and --keep FILE goes on there.
---quick: seconds, of a model that is too small (that it runs, not what it measures).
+- bsp,
+- DiLoCo, which synchronizes every 64 steps,
+- Streaming DiLoCo with 4 bits,
+- SparseLoCo, which synchronizes every 6·P steps,
+- MuLoCo with 4 bits,
+- Pier, and
+- DiLoCo, Streaming DiLoCo and SparseLoCo with an outer schedule.
+
+All of them train on the same tokens in the same order. Each is tried with four settings, on a seed of its
+own, and judged by text that is held out of training. With the best setting it trains on three other seeds,
+and is judged by the beginning of the test split. bsp gives the same training with any number of groups, so it
+is tried with the fewest groups only.
+
+Groups are threads of one process. --real compares a short training of every contestant with one on four ranks
+(mpiexec -n 4 python benchmarks/bytes_at_quality.py --data FILE --real). The benchmark takes hours on two
+cores. --who, --groups and --seeds select parts of it. --json FILE is written after every training, and --keep
+FILE continues from such a file. --quick trains a model that is too small; it takes seconds and only shows
+that the benchmark runs.
 """
 
 from __future__ import annotations
@@ -39,14 +48,16 @@ HEAD = ["groups", "who", "seeds", "bits a byte", "loss over bsp's", "MB a rank",
 
 def main() -> None:
     everybody = list(CONTESTANTS)
-    parser = argparse.ArgumentParser(description="How good a model gets, against the bytes for it.")
+    parser = argparse.ArgumentParser(description="Quality of a model against the bytes sent for it.")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="wikitext2_bytes.h5")
     parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, metavar="NAME")
     parser.add_argument("--groups", nargs="+", type=int, default=(4, 8))
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--real", action="store_true", help="under mpiexec -n 4: some steps against threads")
-    parser.add_argument("--quick", action="store_true", help="seconds: that it runs, not what it measures")
-    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="of earlier --json")
+    parser.add_argument("--real", action="store_true", help="compare some steps with threads (mpiexec -n 4)")
+    parser.add_argument("--quick", action="store_true", help="check within seconds that it runs")
+    parser.add_argument(
+        "--keep", type=Path, nargs="+", metavar="FILE", default=[], help="earlier --json files"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()

@@ -1,18 +1,19 @@
-"""From which bandwidth on plain data parallelism is as fast: seconds per step against the rate of the links.
+"""The link bandwidth from which on plain data parallelism is as fast: seconds per step against the rate.
 
     python benchmarks/crossover.py [--quick] [--json FILE] [--plot FILE]
 
-Lines are the cost model's, by the formulas of `hpcsgd plan`, for links from 10 Mbit/s to 100 Gbit/s. Only the
-first panel has points: they are the seconds that `step_time.py` measured on emulated hosts, whose ranks sleep
-instead of computing. The other panels are the model alone, for GPUs that nobody here has measured:
+The lines are predictions of the cost model, by the formulas of `hpcsgd plan`, for links from 10 Mbit/s to 100
+Gbit/s. Only the first panel has points. These are the seconds that `step_time.py` measured on emulated hosts,
+whose ranks sleep instead of computing. The other panels show the model alone, for GPUs on which we have not
+measured:
 
 - ResNet-50, mixed precision, 16 hosts of four A100: 256 images per GPU and step at 2,500 images per second.
 - A GPT of 1.3 billion parameters in bf16 on the same hosts: 32,768 tokens per GPU and step, 6 operations per
   parameter and token, at 45 % of an A100's 312 teraflop/s.
 
 DistributedDataParallel, HSDP and `bsp` send the same bytes between hosts, so they share a line,
-"synchronous"; what differs is measured in `step_time.py`. A group is a host. `hierarchical` and `delayed`
-average the models every eight steps. In the table is the rate from which on synchronous training takes at
+"synchronous". `step_time.py` measures how they differ. A group is a host. `hierarchical` and `delayed`
+average the models every eight steps. The table shows the rate from which on synchronous training takes at
 most 1.1 times as long as computing alone, and at most 1.03 times as long as `hierarchical`.
 """
 
@@ -52,13 +53,13 @@ RATES = np.logspace(7, 11, 41)
 """Bits per second of a host's link."""
 EVERY = 8
 ALPHA, INSIDE = 5e-5, 2e-10
-"""Seconds of a message between hosts, as over TCP, and per byte inside a host of CPUs."""
+"""Latency of a message between hosts in seconds, as over TCP, and seconds per byte inside a host of CPUs."""
 NVLINK = 5e-12
 """Seconds per byte inside a host of GPUs: two thirds of the 300 GB/s each way of an A100's NVLink."""
 A100, UTILIZATION = 312e12, 0.45
 TOKENS, IMAGES, IMAGES_PER_SECOND = 32_768, 256, 2500.0
 CLOSE, NEARLY_COMPUTING, WORST = 1.03, 1.1, 0.25
-"""The last: goal of the model's error at measured points."""
+"""`WORST` is the goal for the model's error at measured points."""
 SYNCHRONOUS, LOCAL, LATE = "synchronous (DDP, HSDP, bsp)", "hierarchical(8)", "delayed(8)"
 METHODS: Mapping[str, Callable[[], hpcsgd.Method]] = {
     SYNCHRONOUS: hpcsgd.bsp,
@@ -66,7 +67,7 @@ METHODS: Mapping[str, Callable[[], hpcsgd.Method]] = {
     LATE: lambda: hpcsgd.delayed(hpcsgd.hierarchical(EVERY), EVERY),
 }
 POINTS = {"DDP": SYNCHRONOUS, "bsp": SYNCHRONOUS, LOCAL: LOCAL, LATE: LATE}
-"""Who was measured, and the line to which it belongs."""
+"""The line to which each measured contestant belongs."""
 Row = dict[str, Any]
 
 
@@ -74,9 +75,9 @@ Row = dict[str, Any]
 class Panel:
     title: str
     model: Callable[[], nn.Module]
-    """Made on torch's meta device: only shapes and dtypes count."""
+    """Makes the model on torch's meta device, because only shapes and dtypes count."""
     seconds: float
-    """Of computing, a third of it the forward pass."""
+    """Seconds of computing per step; a third of them is the forward pass."""
     hosts: int
     ranks_per_host: int
     inside: float
@@ -86,7 +87,7 @@ class Panel:
 
 
 def layers() -> nn.Module:
-    """The network of `step_time.py`."""
+    """Return the network of `step_time.py`."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS["6 M"])))
 
 
@@ -152,7 +153,7 @@ def lines(panel: Panel) -> list[Row]:
 
 
 def points(panel: Panel, found: Sequence[Row]) -> list[Row]:
-    """Return what was measured for this panel; DDP's is the fastest of its bucket sizes."""
+    """Return what was measured for this panel. For DDP, only its fastest bucket size counts."""
     steps: dict[tuple[str, float], float] = {}
     for row in found:
         who = str(row.get("who", "")).partition(" ")[0]
@@ -169,7 +170,7 @@ HEAD = ["setting", "computing, s", "≤ 1.1 × computing from", "≤ 1.03 × hie
 
 
 def cells(panel: Panel, rows: Sequence[Row]) -> list[object]:
-    """Return the panel's line of the table."""
+    """Return the panel's row of the table."""
     own = [row for row in rows if row["panel"] == panel.title and "who" not in row]
     sync, local = ([row for row in own if row["method"] == name] for name in (SYNCHRONOUS, LOCAL))
     nearly = crossing(sync, [NEARLY_COMPUTING * row["compute"] for row in sync])
@@ -178,7 +179,9 @@ def cells(panel: Panel, rows: Sequence[Row]) -> list[object]:
 
 
 def crossing(line: Sequence[Row], most: Sequence[float]) -> float:
-    """Return the lowest rate from which on the line's seconds are at most `most`; infinity without one."""
+    """Return the lowest rate from which on the line's seconds are at most `most`, or infinity if there is
+    none.
+    """
     good = [row["seconds"] <= limit for row, limit in zip(line, most, strict=True)]
     return next((row["rate"] for i, row in enumerate(line) if all(good[i:])), math.inf)
 
@@ -229,8 +232,8 @@ def draw(file: Path, rows: Sequence[Row], shown: Sequence[Panel]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="From which bandwidth on plain data parallelism is as fast.")
-    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds")
+    parser = argparse.ArgumentParser(description="Bandwidth from which on plain data parallelism is as fast.")
+    parser.add_argument("--quick", action="store_true", help="changes nothing: the benchmark takes seconds")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()

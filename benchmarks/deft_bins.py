@@ -1,18 +1,19 @@
-"""What limits DEFT's selection: by what its layers are dealt to n workers, and into what pieces they are cut.
+"""How the partition of layers, and their assignment to n workers, limit DEFT's selection.
 
     python benchmarks/deft_bins.py [--quick] [--json FILE]
 
-The tasks of deft_scaling.py with our kernel, whose time hardly depends on k, on one thread, caches cold. The
-slowest of n workers counts, when pieces go to bins
+The tasks are those of deft_scaling.py with our kernel, whose time hardly depends on k, on one thread and with
+cold caches. The time is that of the slowest of n workers. Pieces of layers are assigned to workers in four
+ways:
 
     size·log k     by algorithms 2 and 4, as `hpcsgd.Deft` does
-    measured       by the seconds that each piece took alone, less those of a call
-    half pieces    by size·log k again, of pieces of at most M/(2n) elements
-    even           cut where a bin is full: each of M/n elements, of at most n − 1 pieces more than layers
+    measured       by the seconds that each piece alone took, minus those of a call
+    half pieces    by size·log k again, with pieces of at most M/(2n) elements
+    even           M/n elements each, cut where a bin is full, so at most n − 1 more pieces than layers
 
-"elements" and "selected" are the slowest worker's, over M/n and k/n. "loss" is n over the speed-up beside
-Top-k, 1 where it is linear; "without call" the same, less what a call for one element takes: on cold caches
-that is most of what cannot be divided.
+"elements" and "selected" are those of the slowest worker, divided by M/n and k/n. "loss" is n over the
+speed-up relative to Top-k; it is 1 where the speed-up is linear. "without call" is the same without the time
+of a call for one element. With cold caches, that call is most of what cannot be divided.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dealt:
-    """Pieces between neighbouring `bounds`, `k` to be selected from each, by the worker `bins` says."""
+    """Pieces between neighboring `bounds`; worker `bins[i]` selects `k[i]` elements from piece i."""
 
     bounds: Tensor
     k: list[int]
     bins: list[int]
 
     def of(self, worker: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Starts, stops and k of what it searches."""
+        """Return starts, stops and k of the pieces that the worker searches."""
         mine = torch.tensor(
             [i for i, b in enumerate(self.bins) if b == worker and self.k[i]], dtype=torch.int64
         )
@@ -57,7 +58,9 @@ class Dealt:
 
 
 def even(layers: Tensor, n: int) -> tuple[Tensor, list[int]]:
-    """Bounds of pieces, and the bin of each: layers in their order, cut wherever a bin of M/n is full."""
+    """Return the bounds of pieces, and the bin of each. Layers stay in order and are cut where a bin of M/n
+    is full.
+    """
     M = int(layers[-1])
     ends = torch.tensor([M * (b + 1) // n for b in range(n)])
     bounds = torch.cat([layers, ends]).unique()
@@ -79,13 +82,13 @@ def ways(acc: Tensor, layers: Tensor, k: int, n: int, rounds: int) -> Iterator[t
 
 
 def shares_of(acc: Tensor, bounds: Tensor, k: int) -> list[int]:
-    """Of every piece, by its norm (algorithm 3)."""
+    """Return the share of k of every piece, by its norm (algorithm 3)."""
     sizes = bounds.diff().tolist()
     return assign([float(part.norm()) for part in acc.split(sizes)], sizes, k)
 
 
 def cost_of_each(acc: Tensor, bounds: Tensor, ks: Sequence[int], rounds: int) -> list[float]:
-    """Seconds of selecting from each piece, without the call; none where nothing is selected."""
+    """Return the seconds of selecting from each piece, without the call, or 0 where nothing is selected."""
     pieces = [(bounds[i : i + 1], bounds[i + 1 : i + 2], torch.tensor([k])) for i, k in enumerate(ks)]
     turns = {str(i): partial(by_kernel, acc, *piece) for i, piece in enumerate(pieces)}
     found = seconds({CALL: one_element(acc), **turns}, rounds)
@@ -144,7 +147,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a minute: one task, fewer workers and rounds")
+    parser.add_argument(
+        "--quick", action="store_true", help="take a minute: one task, fewer workers and rounds"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     torch.manual_seed(0)

@@ -2,12 +2,14 @@
 
     python benchmarks/deft_scaling.py [--quick] [--json FILE] [--plot FILE]
 
-One thread. The layers are those of ResNet-18, an LSTM on WikiText-2's vocabulary and NeuMF on MovieLens-20M's
-users and items; elements are normal, with the norm that each layer had in a gradient of random data. Workers
-and Top-k take turns in one process, and the caches are filled with something else in between; the slowest
-worker's median counts. Top-k and CLT-k search all of it, however many workers there are. "planning" is
-what shares k out over layers and layers over workers (algorithms 3 and 4, in every step); the partition
-(algorithm 2) is made once. "theory": n·log k/(log k − log n), eq. 8 of DEFT's paper.
+Everything runs on one thread. The layers are those of ResNet-18, of an LSTM on WikiText-2's vocabulary, and
+of NeuMF on MovieLens-20M's users and items. Elements are drawn from a normal distribution, scaled to the norm
+that each layer had in a gradient of random data. Workers and Top-k take turns in one process. Between the
+turns the caches are filled with other data. The time of DEFT is the median of the slowest worker. Top-k and
+CLT-k search the whole vector, however many workers there are.
+
+"planning" is the time to share k out over layers and layers over workers (algorithms 3 and 4, in every step);
+the partition (algorithm 2) is made once. "theory" is n·log k/(log k − log n), eq. 8 of DEFT's paper.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from hpcsgd.parts.sparsifiers.deft import partition, share_out
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 LINEAR_UP_TO = 32
 PLANNING_AT, PLANNING = 16, 0.05
-"""Goals: at least linear up to so many workers; planning at most this part of the selection."""
+"""Goals: a speed-up at least linear up to so many workers, and planning at most this share of the selection.
+"""
 TOKENS, USERS, ITEMS = 33_278, 138_493, 26_744
 
 
@@ -57,7 +60,7 @@ def of_ratings() -> Tensor:
 
 
 def backwards(net: nn.Module, loss: Tensor) -> Tensor:
-    """The norms of the layers, the last one first; sizes beside them: (2, L)."""
+    """Return the norms of the layers, the last layer first, and their sizes, as a tensor of shape (2, L)."""
     loss.backward()
     layers = [p.grad for p in reversed(list(net.parameters())) if p.grad is not None]
     norms, sizes = [g.norm().item() for g in layers], [g.numel() for g in layers]
@@ -75,7 +78,7 @@ TASKS = (Task("ResNet-18", of_images, 0.01), Task("LSTM", of_tokens, 0.001), Tas
 
 
 def accumulated(layers: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """acc, and the bounds of its layers."""
+    """Return acc and the bounds of its layers."""
     sizes = layers[1].long()
     acc = torch.randn(int(sizes.sum()), generator=generator)
     for part, norm in zip(acc.split(sizes.tolist()), layers[0].tolist(), strict=True):
@@ -99,7 +102,7 @@ _ELSEWHERE = torch.ones(32 << 20)
 
 
 def seconds(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Medians, on cold caches."""
+    """Return the median seconds of each run, with cold caches."""
 
     def forget() -> None:
         _ELSEWHERE.add_(1)
@@ -184,8 +187,8 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="DEFT's selection on more and more workers.")
-    parser.add_argument("--quick", action="store_true", help="a minute: fewer workers and rounds")
+    parser = argparse.ArgumentParser(description="How DEFT's selection scales with workers.")
+    parser.add_argument("--quick", action="store_true", help="take a minute: fewer workers and rounds")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     arguments = parser.parse_args()

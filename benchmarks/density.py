@@ -1,14 +1,16 @@
-"""What sparsifiers really send with 16 workers, what they leave, and what accuracy it costs:
+"""Actual densities of sparsifiers with 16 workers, their remaining errors, and their accuracy.
 
-    hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5       and so mnist, wikitext
+    hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5       and in the same way mnist, wikitext
     python benchmarks/density.py --data DATA [--json FILE] [--plot FILE]
 
-Top-k, CLT-k, DEFT, MiCRO, ExDyna, SIDCo and the hard threshold beside dense SGD, on three real tasks in
-small, at the densities of the DEFT paper (figures 3 to 5 there, 16 GPUs). Its third task is NCF on MovieLens,
-at d = 0.1; here that is a CNN on MNIST. The workers are virtual and of one group; the first steps are done by
-real ranks too, and compared. --partition "by label": each worker has one label. --json FILE is written after
-every training; --keep FILE: what it has of the same setting is not measured again, but for what --again
-names. --quick: a minute (that it runs, not what it measures).
+Top-k, CLT-k, DEFT, MiCRO, ExDyna, SIDCo and the hard threshold are compared with dense SGD. The three tasks
+are small versions of real ones, at the densities of the DEFT paper (its figures 3 to 5, 16 GPUs). The paper's
+third task is NCF on MovieLens, at d = 0.1; here it is a CNN on MNIST. The workers are virtual and form one
+group. Real ranks repeat the first steps, and the results are compared.
+
+With --partition "by label" each worker has one label. --json FILE is written after every training. With
+--keep FILE, trainings of the same setting that are in the file are not repeated, except those that --again
+names. --quick takes a minute and only shows that the benchmark runs.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from harness import Goal, Run, in_processes, print_table
 
 Row = dict[str, Any]
 Setting = tuple[int, int]
-"""How many samples, how often."""
+"""The number of samples and of epochs."""
 WORDS_TASK = "wikitext2"
 QUICK = 640
 POINTS_BEHIND = 0.5
 PERPLEXITY = 1.05
-"""Times that of dense: what half a point is for a language model."""
+"""The limit for a language model, as a multiple of dense SGD's perplexity; it corresponds to half a point."""
 CONSTANT = 1.05
 SAME = 1e-4
 HEAD = (
@@ -57,11 +59,13 @@ def main() -> None:
     )
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--partition", choices=[SHUFFLED, BY_LABEL], default=SHUFFLED)
-    parser.add_argument("--processes", type=int, default=2, help="trainings at a time")
-    parser.add_argument("--times", type=int, default=1, help="as many epochs: for a machine with more cores")
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="of an earlier --json")
-    parser.add_argument("--again", nargs="+", metavar="TASK:WHO", default=[], help="although it is kept")
+    parser.add_argument("--processes", type=int, default=2, help="number of simultaneous trainings")
+    parser.add_argument("--times", type=int, default=1, help="factor on the epochs, for more cores")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="an earlier --json file")
+    parser.add_argument(
+        "--again", nargs="+", metavar="TASK:WHO", default=[], help="repeat these although they are kept"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -89,7 +93,7 @@ def main() -> None:
 
 
 def alike(rows: Sequence[Row], partition: str, settings: Mapping[str, Setting]) -> list[Row]:
-    """Those of the same setting."""
+    """Return the rows of the same setting."""
     divided = [row for row in rows if row.setdefault("partition", SHUFFLED) == partition]
     return [row for row in divided if (row["samples"], row["epochs"]) == settings.get(row["task"])]
 
@@ -101,14 +105,14 @@ def named(row: Row) -> str:
 def missing(
     rows: Sequence[Row], data: Path, partition: str, settings: Mapping[str, Setting]
 ) -> list[partial[Row]]:
-    """The trainings still to do."""
+    """Return the trainings still to do."""
     there = {(row["task"], row["who"]) for row in rows}
     wanted = [(name, who) for name in settings for who in CONTESTANTS if (name, who) not in there]
     return [partial(measure, name, who, data, partition, *settings[name]) for name, who in wanted]
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """In order, with how far each is behind dense."""
+    """Return the rows in order, each with how far it is behind dense SGD."""
     of = {(row["task"], row["who"]): row for row in rows}
     ordered = [of[name, who] for name in TASKS for who in CONTESTANTS if (name, who) in of]
     for row in ordered:

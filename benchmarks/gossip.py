@@ -1,16 +1,18 @@
-"""Gossip and its rivals on hosts with slow links: seconds a step, a straggler or none, and accuracy.
+"""Gossip methods and their rivals on hosts with slow links: seconds per step, stragglers, and accuracy.
 
     hpcsgd data convert mnist FOLDER DATA/mnist.h5
     python benchmarks/gossip.py --data DATA [--hosts N] [--rate 10] [--json FILE] [--plot FILE]
 
-One rank a host, each a group; ResNet-20, batch 32 a rank. The hosts are network namespaces (as root). The
-accuracy is that of benchmarks/jobs/mnist_cnn.toml on as many ranks, after equal epochs. --quick: a minute,
-of digits.
-"AR-SGD" is `bsp`, which sends 2·(n − 1)/n of a model; by doubling it sends log₂ n of them, as the paper's
-(see gossip/doubling.py): n is a power of two.
-A step takes as long as on the slowest rank, in blocks that end when all that they sent has arrived. "link":
-bytes over the link's rate. No step is shorter; where a method does not compute while it sends, the computing
-comes on top.
+Each host has one rank, which is a group. The model is ResNet-20 with a batch of 32 per rank. The hosts are
+network namespaces, which need root. The accuracy is that of benchmarks/jobs/mnist_cnn.toml on as many ranks,
+after the same number of epochs. --quick takes a minute and trains on digits.
+
+"AR-SGD" is `bsp`, which sends 2·(n − 1)/n times the model. By recursive doubling, as in the paper, it sends
+log₂ n times the model (see gossip/doubling.py), so n is a power of two.
+
+The time of a step is that of the slowest rank. It is measured in blocks, which end when all their messages
+have arrived. "link" is the number of bytes over the link's rate. No step can be shorter. If a method does not
+compute while it sends, the time of computing is added.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ METHODS = {
     "AR/1P-SGP": 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "sgp" }\nat = { epoch = 1 }',
 }
 PAPER = {"AR-SGD": 1.0, "D-PSGD": 8.5 / 4.9, "SGP": 8.5 / 3.2, "1-OSGP": 8.5 / 1.8, "AD-PSGD": 8.5 / 2.9}
-"""Rates over that of AR-SGD: the SGP paper, 16 nodes at 10 Gb/s."""
+"""Rates over that of AR-SGD in the SGP paper, with 16 nodes at 10 Gb/s."""
 ALONE = "compute only"
 HEAD = "who,late,ms/step,link,sent MB,rate over AR-SGD,over doubling,paper,rank 0 waits for"
 
@@ -68,7 +70,7 @@ def with_limits(rows: list[dict[str, Any]], bytes_per_s: float) -> list[dict[str
 def accuracies(
     methods: Sequence[str], job: Path, store: Path, ranks: int, epochs: int, seeds: int
 ) -> list[dict[str, Any]]:
-    """Trained by `hpcsgd train`, as a user would."""
+    """Return the accuracies after training by `hpcsgd train`, as a user would run it."""
     head, rest = job.read_text().split("[method]\n")
     table = tomllib.loads(job.read_text())
     B, lr = table["data"]["group_batch_size"], table["optimizer"]["lr"]
@@ -97,7 +99,7 @@ def accuracies(
 
 
 def goals(rows: list[dict[str, Any]], trained: list[dict[str, Any]]) -> list[Goal]:
-    """As ratios of seconds: at most one over the paper's ratio of rates."""
+    """Return the goals as ratios of seconds, each at most one over the paper's ratio of rates."""
     quiet = {row["who"]: row for row in rows if row["delay"] == 0}
 
     def over(who: str, other: str) -> float:
@@ -137,17 +139,18 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """What a step's time goes into, without a straggler and with one."""
+    """Draw what a step's time is spent on, without a straggler and with one."""
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     delays = sorted({row["delay"] for row in rows})
     for axes, delay in zip(figure.subplots(1, len(delays), sharey=True), delays, strict=True):
         mine = [row for row in rows if row["delay"] == delay]
         names = [row["who"] for row in mine]
         medians = [row["seconds_a_step"]["median"] for row in mine]
-        apart = {True: "C0", False: "C7"}  # of torch's and by doubling only the whole is known
+        apart = {True: "C0", False: "C7"}  # for torch's steps and those by doubling only the total is known
         told = [row["who"] == ALONE or "waited_a_step" in row for row in mine]
         axes.barh(names, medians, color=[apart[is_told] for is_told in told])
-        # Rank 0's: where it is one of those who ask (AD-PSGD), it may wait longer than the median step takes.
+        # These waits are rank 0's. If it initiates exchanges (AD-PSGD), it may wait longer than the median
+        # step takes.
         waited = [
             min(sum(row.get("waited_a_step", {}).values()), row["seconds_a_step"]["median"]) for row in mine
         ]
@@ -165,16 +168,16 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Gossip and its rivals on hosts with slow links.")
+    parser = argparse.ArgumentParser(description="Gossip methods and others on hosts with slow links.")
     parser.add_argument("--data", type=Path, default=Path(), help="the folder with mnist.h5")
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rate", type=int, default=10, help="of a link, Mbit/s")
+    parser.add_argument("--rate", type=int, default=10, help="Mbit/s of a link")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="take the accuracies of this --json FILE")
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()

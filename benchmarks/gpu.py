@@ -1,12 +1,13 @@
-"""Training on GPUs, as this machine has them: does it hold, and what does it cost?
+"""Training on the GPUs of this machine: does it work, and what does it cost?
 
     python benchmarks/gpu.py [--only SECTION …] [--quick] [--out FOLDER] [--json FILE]
     python benchmarks/gpu.py --rehearse
 
-One command for whoever has a GPU, in sections that each are a process of their own with a time limit: one
-that crashes or hangs loses itself alone. Results and logs are written as they come. All of it takes at most
---minutes; what a section leaves over the next ones have. Without a GPU nothing is measured; --rehearse runs
-the same lines with tiny sizes on the test device of tests/far, or on the CPU.
+This is a single command for users with a GPU. Each section is a process of its own with a time limit, so a
+section that crashes or hangs loses only its own results. Results and logs are written as they are produced.
+All sections together take at most --minutes. Time that a section does not use is available to the next ones.
+Without a GPU nothing is measured. --rehearse runs the same code with tiny sizes on the test device of
+tests/far, or on the CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Section:
 
     name: str
     share: float
-    """Of all time."""
+    """The section's share of the total time."""
     about: str
 
 
@@ -55,16 +56,16 @@ SECTIONS = {
 }
 MINUTES, REHEARSAL = 8.0, 40.0
 LEAST = 5.0
-"""Seconds that a section has, whoever was before it."""
+"""Minimum number of seconds of a section, however long the sections before it took."""
 NOTHING = "no GPU here: nothing was measured"
 HEAD = ["section", "seconds", "rows", "goals met", "ended"]
 TAIL = 1500
-"""Characters of the log of a section that failed."""
+"""Number of characters shown of the log of a section that failed."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a section."""
+    """The outcome of a section."""
 
     section: Section
     failure: str
@@ -78,7 +79,7 @@ class Ended:
 
 
 def kind_of(given: argparse.Namespace) -> str | None:
-    """Of the device to run on; `None` where there is none to be measured."""
+    """Return the kind of device to run on, or `None` if there is none to be measured."""
     there = accelerator()
     if given.device is not None:
         return given.device
@@ -94,7 +95,7 @@ def _has_test_device() -> bool:
 
 
 def setting_of(kind: str) -> dict[str, Any]:
-    """Which GPU it was, and what drives it."""
+    """Return which GPU was used, and the versions of its software."""
     there = accelerator()
     if there is None or there.type != kind:
         return {"gpu": None, "device": kind}
@@ -105,7 +106,7 @@ def setting_of(kind: str) -> dict[str, Any]:
 
 
 def run_section(section: Section, kind: str, given: argparse.Namespace, seconds: float) -> Ended:
-    """Its log is appended to log.txt."""
+    """Run a section and append its log to log.txt."""
     log = given.out / "log.txt"
     with log.open("a") as file:
         file.write(f"\n=== {section.name}: {section.about}\n")
@@ -135,12 +136,16 @@ def run_section(section: Section, kind: str, given: argparse.Namespace, seconds:
 
 
 def _short(said: str) -> str:
-    """Its goals, which are all that there is room for where only the end of the output is kept."""
+    """Return only the lines about goals, because there is no room for more if only the end of the output is
+    kept.
+    """
     return "\n".join(line for line in said.splitlines() if line.startswith(("met ", "MISSED ", "note: ")))
 
 
 def run_all(run: Run, results: Path, kind: str, given: argparse.Namespace) -> list[Ended]:
-    """One after the other. A section's time is over when those up to it have had their shares."""
+    """Run the sections in turn. A section must end when it and those before it have used up their shares of
+    time.
+    """
     chosen = [section for name, section in SECTIONS.items() if name in (given.only or SECTIONS)]
     ended: list[Ended] = []
     started, share = monotonic(), 0.0
@@ -154,10 +159,12 @@ def run_all(run: Run, results: Path, kind: str, given: argparse.Namespace) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Training on the GPUs of this machine.")
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help="in their order")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: that it runs")
-    parser.add_argument("--rehearse", action="store_true", help="without a GPU: every line, with tiny sizes")
-    parser.add_argument("--device", choices=("cpu", "cuda", "far", "xpu"), help="default: what is there")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help="run these only")
+    parser.add_argument("--quick", action="store_true", help="check that it runs: fewer sizes and rounds")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="run everything without a GPU, with tiny sizes"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda", "far", "xpu"), help="default: the one present")
     told = f"of all sections together; default {MINUTES:g}, and {REHEARSAL:g} to rehearse"
     parser.add_argument("--minutes", type=float, help=told)
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), metavar="FOLDER")

@@ -1,15 +1,16 @@
-"""What noise in one group costs the others, with the plain mean and with a guard:
+"""How much noise in one group harms the others, with the plain mean and with a guard.
 
     python benchmarks/guard.py [--json FILE]
 
 Four groups of one rank train a perceptron on handwritten digits, and synchronize every 4 steps. From step 200
 of 600 on, one of them sees random pixels with random labels. Three trainings are compared: with the plain
 mean, with `PseudoGradientPenalty()`, and by the other three groups alone. Each figure is the loss on the test
-split after the last ten synchronizations, over that of the other groups alone, with three seeds: median and
-quartiles.
+split after the last ten synchronizations, divided by that of the other groups alone. The table shows the
+median and quartiles over three seeds.
 
-Groups are threads of one process, by the library. Minutes on two cores; --who and --seeds divide them, --keep
-FILE goes on where an earlier --json FILE ended. --quick: seconds (that it runs, not what it measures).
+Groups are threads of one process. The benchmark takes minutes on two cores. --who and --seeds select parts of
+it, and --keep FILE continues where an earlier --json FILE ended. --quick takes seconds and only shows that it
+runs.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ def is_of_now(row: Row, setting: Setting) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What noise in one group costs the others.")
+    parser = argparse.ArgumentParser(description="How much noise in one group harms the others.")
     parser.add_argument("--who", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--quick", action="store_true", help="seconds: that it runs, not what it measures")
-    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="of earlier --json")
+    parser.add_argument("--quick", action="store_true", help="check within seconds that it runs")
+    parser.add_argument(
+        "--keep", type=Path, nargs="+", metavar="FILE", default=[], help="earlier --json files"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     setting, seeds = (QUICK, given.seeds[:1]) if given.quick else (FULL, given.seeds)

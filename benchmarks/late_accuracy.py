@@ -1,16 +1,17 @@
-"""What late meetings and narrow wires cost in accuracy, after equal steps:
+"""The accuracy that delayed synchronizations and quantization cost, after the same number of steps.
 
-    hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5       and so wikitext, as wikitext2.h5
+    hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5       and in the same way wikitext, as wikitext2.h5
     python benchmarks/late_accuracy.py --data DATA [--json FILE]
 
-Four groups of one rank meet every 8 steps: plain (`hierarchical`); delayed by 1 and by 4 steps; streamed, 4
-fragments that arrive after 2 steps; and by wires of 8 and of 4 bits, with error feedback. The same weights,
-samples and rates for all. ResNet-20 on images of CIFAR-10 of which four pixels are one, and an LSTM on
-characters of WikiText-2; the last model of the training, the mean of the groups, on what is there to test.
+Four groups of one rank synchronize every 8 steps. The contestants are the plain method (`hierarchical`);
+delays of 1 and of 4 steps; streaming, with 4 fragments that arrive after 2 steps; and averages quantized to 8
+and to 4 bits, with error feedback. All have the same initial weights, samples and learning rates. The tasks
+are ResNet-20 on images of CIFAR-10, with every four pixels averaged to one, and an LSTM on characters of
+WikiText-2. The final model, which is the mean of the groups, is evaluated on the test split.
 
-A quarter of an hour on two cores; --tasks, --who, --seeds and --keep divide it, and --json FILE is written
-after every training. --times 4: four times as many epochs. --quick: seconds, of digits (that it runs, not
-what it measures).
+The benchmark takes a quarter of an hour on two cores. --tasks, --who, --seeds and --keep select parts of it,
+and --json FILE is written after every training. --times 4 trains for four times as many epochs. --quick
+trains on digits; it takes seconds and only shows that the benchmark runs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HEAD = ["task", "who", "seeds", "accuracy % / loss", "of the seeds", "points beh
 
 
 def alike(row: Row, tasks: Mapping[str, Task]) -> bool:
-    """Whether it is of a setting that is measured now."""
+    """Return whether a row is of a setting that is measured now."""
     task = tasks.get(row["task"])
     return task is not None and (row["samples"], row["epochs"]) == (task.count, task.epochs)
 
@@ -44,14 +45,16 @@ def named(row: Row) -> Name:
 
 def main() -> None:
     everybody = list(CONTESTANTS)
-    parser = argparse.ArgumentParser(description="What late meetings and narrow wires cost in accuracy.")
+    parser = argparse.ArgumentParser(description="Accuracy lost by delays and quantization.")
     parser.add_argument("--data", type=Path, default=Path(), help="folder: cifar10.h5, wikitext2.h5")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--times", type=int, default=1, help="as many epochs")
-    parser.add_argument("--quick", action="store_true", help="seconds: that it runs, not what it measures")
-    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="of earlier --json")
+    parser.add_argument("--times", type=int, default=1, help="factor on the number of epochs")
+    parser.add_argument("--quick", action="store_true", help="check within seconds that it runs")
+    parser.add_argument(
+        "--keep", type=Path, nargs="+", metavar="FILE", default=[], help="earlier --json files"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     chosen = QUICK if given.quick else {name: TASKS[name] for name in given.tasks}

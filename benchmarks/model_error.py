@@ -1,14 +1,16 @@
-"""Predicted against measured seconds a step, across hosts with slow links; needs root and iproute2.
+"""Predicted and measured seconds per step across hosts with slow links; needs root and iproute2.
 
     python benchmarks/model_error.py [--quick] [--rates RATE...] [--json FILE] [--plot FILE]
 
 For each link rate ``hpcsgd measure`` times messages twice on four ranks: on two of four hosts, and on one
-rank of each of four. From both files steps of all methods are predicted for eight ranks on four hosts, and
-then made there: other numbers of ranks, and messages of other sizes. What a rank computes is timed with all
-eight at it, by themselves: they share two cores. Selsync is told to meet in every step.
+rank of each of the four. From both files the steps of all methods are predicted for eight ranks on four
+hosts, and then measured there, so with other numbers of ranks and other sizes of messages. The time of
+computing is measured separately, with all eight ranks computing at once, because they share two cores.
+Selsync synchronizes in every step.
 
-The goals are for the median and the worst error, for how many measured values lie in the interval that plan
-states, and for how many pairs of methods on the same ranks, apart by more than both errors, are ranked wrong.
+The goals are for the median and the worst error, and for two shares. One is the share of measured values
+outside the interval that plan states. The other is the share of pairs of methods that are ranked wrong, among
+pairs on the same ranks that differ by more than both errors.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from model_error.cells import METHODS, RANKS_PER_HOST, SHAPES, WIDTHS, B, networ
 
 HOSTS, MEASURED_HOSTS = 4, 2
 RATES = ["50mbit", "100mbit"]
-"""With more of a rate eight ranks on two cores wait for each other's turns and not for links."""
+"""At higher rates, eight ranks on two cores wait for each other's turns and not for links."""
 MEDIAN, WORST, OUTSIDE, WRONG = 0.08, 0.25, 0.1, 0.0
-"""Goals: errors, and shares of all cells or pairs."""
+"""Goals for the errors, and for the shares of all steps or pairs."""
 SCRIPTS = Path(__file__).with_suffix("")
 
 
 def measured(rate: str, given: argparse.Namespace) -> tuple[Machine, dict[str, Any]]:
-    """The machine file of two hosts, and what eight ranks on four took."""
+    """Return the machine file of two hosts, and the times of eight ranks on four hosts."""
     folder = given.folder / rate
     file, wide, out = folder / "machine.toml", folder / "wide.toml", folder / "cells.json"
     if not out.exists():
@@ -64,7 +66,7 @@ def measure(rate: str, given: argparse.Namespace, file: Path, wide: Path, out: P
 
 
 def together(few: Machine, wide: Machine) -> Machine:
-    """What both have measured: few hosts with all their ranks, and all hosts with one rank each."""
+    """Combine the measurements of few hosts with all their ranks, and of all hosts with one rank each."""
     points = [*few.points, *wide.points]
     links = {(link.operation, link.kind, link.ranks): link for link in (*few.link, *wide.link)}
     return replace(few, link=tuple(links.values()), points=tuple(points))
@@ -97,8 +99,11 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
 
 
 def wrongly_ranked(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Pairs of methods on the same ranks that differ by more than their errors, and how many of these are
-    predicted the other way round."""
+    """Return how many pairs of methods on the same ranks are predicted in the wrong order, and how many pairs
+    count.
+
+    Only pairs count that differ by more than their errors.
+    """
     wrong = pairs = 0
     by_place = itertools.groupby(rows, key=lambda row: (row["rate"], row["model"], row["P"]))
     for _, place in by_place:
@@ -123,18 +128,18 @@ def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How far predicted steps are from those that were made.")
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not how good it is")
+    parser = argparse.ArgumentParser(description="Difference between predicted and measured steps.")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument(
-        "--rates", nargs="+", default=RATES, metavar="RATE", help="of a host's link, as tc has it"
+        "--rates", nargs="+", default=RATES, metavar="RATE", help="rate of a host's link, in tc's notation"
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="measured against predicted")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot of measured against predicted times")
     parser.add_argument(
         "--folder",
         type=Path,
         metavar="FOLDER",
-        help="where what is measured is kept, and taken from instead of measuring it again",
+        help="folder to keep measurements in, and to reuse them from",
     )
     given = parser.parse_args()
     extent: dict[str, Any] = {

@@ -1,10 +1,11 @@
-"""What it saves that each matrix has one owner, of four ranks of a group: a step of Muon, and its state.
+"""The savings when each matrix has one owner among the four ranks of a group: a step of Muon, and its state.
 
     python benchmarks/muon.py [--quick] [--json FILE]
 
-A small GPT by the synchronous method. Contestants take turns in the same processes. "Everybody updates
-everything" is what an optimizer gets that is not known to look at each tensor alone: gradients are gathered,
-and every position makes the whole update. AdamW's step is what both have besides.
+A small GPT trains by the synchronous method. Contestants take turns in the same processes. "Everybody updates
+everything" is the behavior for an optimizer that is not known to treat each tensor separately: gradients are
+gathered, and every rank of the group computes the whole update. A step of AdamW shows the time that both have
+in addition.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from muon import ADAMW, EVERYBODY, OWNED
 
 RANKS = 4
 ADDED = 1.25 / RANKS
-"""Goal: seconds of a step beyond those of AdamW, over those of everybody: the iterations of the update."""
+"""Goal: seconds of a step beyond those of AdamW, relative to "everybody". They are the iterations of the
+update.
+"""
 LESS = 1.1 / RANKS
-"""Goal: bytes of state likewise."""
+"""Goal: bytes of state, relative to "everybody"."""
 HEAD = ["ranks", "million parameters", "who", "ms/step", "over everybody (quartiles)", "state MB", "sent MB"]
 
 
@@ -54,8 +57,8 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What it saves that each matrix has one owner.")
-    parser.add_argument("--quick", action="store_true", help="seconds: that it runs, not what it measures")
+    parser = argparse.ArgumentParser(description="Savings when each matrix has one owner.")
+    parser.add_argument("--quick", action="store_true", help="check within seconds that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     run = Run()

@@ -1,9 +1,10 @@
-"""What `NaturalGradient` adds to a training step, around plain SGD, on one rank.
+"""The time that `NaturalGradient` adds to a training step of plain SGD, on one rank.
 
     python benchmarks/natural_gradient.py [--quick] [--json FILE]
 
-Contestants take turns in one process, so that what else the machine does falls out of their ratios. Steps are
-those after the first ten, which update every estimate: layers take turns, a quarter of them a step.
+Contestants take turns in one process, so that other load of the machine cancels in their ratios. Only steps
+after the first ten are timed. The first ten update every estimate; later ones update a quarter of the layers
+per step, in turn.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hpcsgd.engine.natural_gradient.optimizer import EVERY_TIME
 from hpcsgd.train.process import keep_freed_memory
 
 RANKS = (20, 40)
-"""Of the estimates."""
+"""The ranks of the estimates, as numbers of directions."""
 LARGEST = {"ResNet-20": 1.2, "MLP 25M": 1.6}
 """Goals: ratios of seconds per step at the first of these ranks."""
 
@@ -69,8 +70,8 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What NaturalGradient adds to a training step.")
-    parser.add_argument("--quick", action="store_true", help="half a minute: that it runs, roughly")
+    parser = argparse.ArgumentParser(description="Time that NaturalGradient adds to a training step.")
+    parser.add_argument("--quick", action="store_true", help="check within half a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -78,7 +79,7 @@ def main() -> None:
     run = Run()
     rows: list[dict[str, Any]] = []
     for workload in WORKLOADS:
-        # A block is whole rounds of the layers' turns.
+        # A block covers all layers' turns a whole number of times.
         rows += measured(workload, rounds=3 if arguments.quick else 16, steps=4)
     print_table(map(cells, rows), ["model", "who", "ms/step", "ratio (quartiles)"])
     run.conclude(rows, goals(rows), arguments.json)

@@ -1,17 +1,19 @@
-"""The papers' scaling by their own cost models, beside what they measured.
+"""The papers' scaling, as their own cost models predict it, compared with what they measured.
 
     python benchmarks/paper_scaling.py [--quick] [--json FILE] [--plot FILE]
 
 SGP (Assran et al., ICML 2019, table 1): hours of 90 epochs of ResNet-50 on ImageNet over 10 Gb/s Ethernet.
-Two constants are taken from the paper's own figures at 16 nodes: what a node computes from 1-OSGP, all of
-whose messages are hidden, and what a byte takes from SGP, whose one message is not. All else follows. The
-hours of AR-SGD grow with log₂ n, as those of an allreduce by recursive doubling do, which sends log₂ n times
-the model, and not as those of eq. 3, which is the least that an allreduce can send.
+Two constants are taken from the paper's own figures at 16 nodes. The time that a node computes is from
+1-OSGP, all of whose messages are hidden. The time of a byte is from SGP, whose one message is not hidden.
+Everything else follows from them. The hours of AR-SGD grow with log₂ n, as for an allreduce by recursive
+doubling, which sends log₂ n times the model. They do not grow as in eq. 3, which is the least that an
+allreduce can send.
 
-Hierarchical local SGD (Lee et al., IEEE Big Data 2020, figures 5, 6, 9 and 10): the paper gives shapes, not
-numbers; the constants below are ours, and what is compared is from where on more processes stop to help. In
-its equations, unlike in its figures, gradients inside groups take about as long as among all processes: the
-bytes of an allreduce hardly depend on their number.
+Hierarchical local SGD (Lee et al., IEEE Big Data 2020, figures 5, 6, 9 and 10): the paper gives curves, not
+numbers, and the constants below are ours. The comparison is of the number of processes beyond which more of
+them no longer help. In the paper's equations, unlike in its figures, reducing gradients inside groups takes
+about as long as among all processes, because the bytes of an allreduce hardly depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -42,13 +44,13 @@ HOURS = {
     "SGP": [11.8, 5.9, 3.2, 1.7],
     "1-OSGP": [None, None, 1.8, None],
 }
-"""The paper's, by nodes."""
+"""Hours from the paper's table, for each number of nodes."""
 RESNET50 = 25_557_032 * 4.0
-"""Bytes."""
+"""Size of the model in bytes."""
 STEPS = 90 * 1_281_167 / (256 * NODES)
-"""Of 90 epochs, 256 samples a node."""
+"""Number of steps in 90 epochs, with 256 samples per node."""
 LATENCY = 50e-6
-"""Seconds of a message over TCP: nothing beside a model of 102 MB."""
+"""Seconds of a message over TCP; negligible for a model of 102 MB."""
 AT_16 = 2
 
 PROCESSES = np.array([1, 2, 4, 8, 16, 32, 64, 128])
@@ -61,8 +63,11 @@ FIGURES = {
         8, 2000.0, 128,
     ),
 }  # fmt: skip
-"""Setting, P, seconds that one process computes in an epoch, and the batch of synchronous SGD. α and β are of
-one core of a KNL node that drives MPI with a thread of its own, one message for a model: our guess."""
+"""Setting, P, seconds that one process computes in an epoch, and batch size of synchronous SGD.
+
+α and β are our guess for one core of a KNL node that drives MPI with a thread of its own, with one message
+per model.
+"""
 
 
 def sgp_rows() -> list[dict[str, Any]]:
@@ -88,7 +93,7 @@ def sgp_rows() -> list[dict[str, Any]]:
 
 
 def local_rows(figure: str) -> list[dict[str, Any]]:
-    """Speed-up over one process; with fewer processes than groups the training is synchronous."""
+    """Return the speed-up over one process; with fewer processes than groups the training is synchronous."""
     s, P, alone, batch = FIGURES[figure]
     together = Setting(s.samples, batch, s.I, s.nbytes, s.alpha, s.beta)
     K = np.maximum(PROCESSES // P, 1)
@@ -108,7 +113,10 @@ def local_rows(figure: str) -> list[dict[str, Any]]:
 
 
 def goals(rows: list[dict[str, Any]]) -> list[Goal]:
-    """That SGP's table is met to a quarter, but for its allreduce, which was none of the least bytes."""
+    """Return the goals: each column of SGP's table is reproduced within a quarter.
+
+    The paper's allreduce, unlike the model's, did not send the least bytes.
+    """
     known = [row for row in rows if row.get("paper")]
     off = {row["method"]: [] for row in known}
     for row in known:
@@ -145,8 +153,8 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The papers' scaling by their cost models.")
-    parser.add_argument("--quick", action="store_true", help="the same: it takes no time")
+    parser = argparse.ArgumentParser(description="The papers' scaling as their cost models predict it.")
+    parser.add_argument("--quick", action="store_true", help="changes nothing: the benchmark takes no time")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()

@@ -1,14 +1,16 @@
-"""Does the probe's short ramp tell what the job's whole warm-up tells? Distances for P = 2 … 32, both ways.
+"""Does the probe's short ramp predict the job's whole warm-up? Distances for P = 2 … 32, both ways.
 
     hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5
     python benchmarks/probe_distances.py --data DATA [--job NAME] [--json FILE] [--plot FILE]
 
-For CIFAR-10 / ResNet-20 at the setting of the hierarchical local SGD paper, beside its figure 4, or another
-job of benchmarks/jobs; what else is given, as --lr_schedule.warmup_epochs 2, changes the job. Three ways: the
-probe's (a model trained alone for --settle steps, then a ramp), a ramp from the first step on, and the job's
-whole warm-up. --long and --short: for which P the last two go; the last costs as many epochs for each. In all
-cases --meetings at the full rate follow. --keep FILE: what an earlier --json FILE has of the same setting is
-not measured again. --quick: a minute, of digits.
+The job is CIFAR-10 / ResNet-20 at the setting of the hierarchical local SGD paper, compared with its figure
+4, or another job of benchmarks/jobs. Further options, such as --lr_schedule.warmup_epochs 2, change the job.
+
+There are three ways: the probe's (a model trained alone for --settle steps, then a ramp), a ramp from the
+first step on, and the job's whole warm-up. --long and --short name the values of P for the last two. The
+whole warm-up takes as many epochs for each P. In all cases --meetings synchronizations at the full learning
+rate follow. With --keep FILE, what an earlier --json FILE has of the same setting is not measured again.
+--quick takes a minute and trains on digits.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ from probe.virtual import GROUPS, alone, job, where
 
 PROBE, SHORT, LONG = "probe", "short ramp", "whole warm-up"
 SHORT_RAMP = 4
-"""Meetings."""
+"""Number of synchronizations."""
 PAPER = {2: 0.85, 4: 1.95, 8: 3.2, 16: 3.2, 32: 3.2}
-"""Figure 4, read by eye; "flat" from 8 on."""
+"""Values of figure 4, read by eye; the paper calls the curve "flat" from 8 on."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,17 @@ class Task:
     way: str
     seed: int
     at_full_rate: int
-    """Meetings."""
+    """Number of synchronizations."""
     device: torch.device
 
     def key(self) -> dict[str, Any]:
-        """What tells its row from others."""
+        """Return the entries that distinguish its row from others."""
         settled, warm_up = self._phases()
         setting = {"job": str(self.config.model.name), "way": self.way, "P": self.P, "seed": self.seed}
         return setting | {"settled": settled, "warm_up_steps": warm_up, "at_full_rate": self.at_full_rate}
 
     def measured(self) -> dict[str, Any]:
-        """Its row: D at every meeting."""
+        """Train, and return the row: D at every synchronization."""
         clock = WallClock()
         row = self.key() | {"distances": []}
         try:
@@ -79,7 +81,7 @@ class Task:
         return plan_of(self.config, Path("job"), None, 1)
 
     def _phases(self) -> tuple[int, int]:
-        """Steps of one model alone, and of the warm-up."""
+        """Return the number of steps of one model alone, and of the warm-up."""
         plan = self._plan()
         if self.way == LONG:
             samples = len(ImageDataset(self.config.data.path, "train"))
@@ -107,7 +109,7 @@ class Task:
 
 
 def by_way(rows: list[dict[str, Any]]) -> dict[str, dict[int, list[list[float]]]]:
-    """The series of every way and P, a series a seed, without those that diverged."""
+    """Return the series of each way and P, one per seed, without those that diverged."""
     found: dict[str, dict[int, list[list[float]]]] = {}
     for row in sorted(rows, key=lambda row: (row["way"], row["P"], row["seed"])):
         if "diverged" not in row:
@@ -128,7 +130,7 @@ def cells(way: str, series: dict[int, list[list[float]]], paper: bool) -> list[l
 
 
 def draw(path: Path, rows: list[dict[str, Any]], name: str) -> None:
-    """The ways side by side, against the number of the meeting."""
+    """Draw the ways next to each other, against the number of the synchronization."""
     ways = [way for way in (PROBE, SHORT, LONG) if way in {row["way"] for row in rows}]
     figure = Figure(figsize=(4.5 * len(ways), 4), layout="constrained")
     ordered = sorted(rows, key=lambda row: (row["P"], row["seed"]))
@@ -144,7 +146,7 @@ def draw(path: Path, rows: list[dict[str, Any]], name: str) -> None:
 
 
 def goals(ways: dict[str, dict[int, list[list[float]]]], paper: bool) -> list[Goal]:
-    """Against the whole warm-up as far as that was gone."""
+    """Return the goals, compared with the whole warm-up for the values of P for which it was made."""
     title = "factors of 2 between the probe's answer and"
     found = []
     if long := ways.get(LONG):
@@ -160,7 +162,7 @@ def answer(series: dict[int, list[list[float]]]) -> int:
 
 
 def belonging(rows: list[dict[str, Any]], tasks: list[Task]) -> list[dict[str, Any]]:
-    """Those of these tasks."""
+    """Return the rows of these tasks."""
     keys = [task.key() for task in tasks]
     return [row for row in rows if {name: row.get(name) for name in keys[0]} in keys]
 
@@ -175,7 +177,7 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Distances by the probe's ramp and by the whole warm-up.")
-    parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder with the dataset files")
     parser.add_argument("--job", default="cifar10_resnet20")
     parser.add_argument("--groups", type=numbers, default=GROUPS[1:], metavar="P,P,…")
     parser.add_argument("--long", type=numbers, default=[2, 4, 8], metavar="P,P,…")
@@ -185,7 +187,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given, overrides = parser.parse_known_args()

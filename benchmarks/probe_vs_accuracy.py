@@ -1,13 +1,13 @@
-"""Does the probe's P hold? The accuracy of P = 1 … 32 groups after some epochs, beside its verdict.
+"""Is the probe's P right? The accuracy of P = 1 … 32 groups after some epochs, and the probe's verdict.
 
     hpcsgd data convert digits DATA/digits.h5
     hpcsgd data convert mnist FOLDER DATA/mnist.h5
     hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5
     python benchmarks/probe_vs_accuracy.py --data DATA [--jobs NAME …] [--json FILE] [--plot FILE]
 
-The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so this takes as many processes as asked for
-(--processes) and no MPI. --keep FILE: probes and trainings that are in an earlier --json FILE are not made
-again. --quick: a minute, of digits alone.
+The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so the benchmark uses --processes processes
+and no MPI. With --keep FILE, probes and trainings in an earlier --json FILE are not repeated. --quick takes a
+minute and trains on digits only.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ from probe.virtual import GROUPS, accuracy, alone, job, where
 
 NAMES = ("digits_cnn", "mnist_cnn", "cifar10_small")
 SUBSETS = {"cifar10_small": 5000}
-"""Images to train on; the others take all. cifar10_resnet20, of all, is for a GPU (--device cuda)."""
+"""The number of images to train on; other jobs take all. cifar10_resnet20 takes all and needs a GPU (--device
+cuda).
+"""
 WITHIN = 0.005
-"""An accuracy so far below that of P = 1 is as good."""
+"""An accuracy within this distance below that of P = 1 counts as equally good."""
 LONG = 200
-"""Epochs of the job whose cost that of the probe is compared with."""
+"""Number of epochs of the job whose cost is compared with the cost of the probe."""
 SHARE = 0.01
 KEPT = 60
-"""Distances of each training that go into the record."""
+"""Number of distances of each training that go into the record."""
 
 
 def prepared(name: str, data: Path, folder: Path, overrides: list[str]) -> Config:
-    """The job, with the store it is to have."""
+    """Return the job with its dataset file."""
     config = job(name, data, overrides)
     if name not in SUBSETS:
         return config
@@ -59,7 +61,7 @@ def prepared(name: str, data: Path, folder: Path, overrides: list[str]) -> Confi
 
 
 def train(name: str, config: Config, P: int, seed: int, device: torch.device) -> dict[str, Any]:
-    """One whole training of P groups."""
+    """Train P groups once, to the end, and return the row."""
     per_epoch = -(-(len(ImageDataset(config.data.path, "train")) // P) // config.data.group_batch_size)
     assert config.training.epochs is not None
     steps, every = config.training.epochs * per_epoch, config.method.arguments["sync_every"]
@@ -85,13 +87,13 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
 
 
 def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[str, Any]:
-    """The verdict, what it rests on and what it cost."""
+    """Return the probe's verdict, the numbers behind it, and its cost."""
     plan = plan_of(config, Path(f"{name}.toml"), None, seeds)
     found = alone(lambda world: probe_config(config, plan, world, device=device))
     print(f"{name}: {answer(found)}", flush=True)
     samples = len(ImageDataset(config.data.path, "train"))
     probed = setting(config)
-    probed["data"]["path"] = Path(config.data.path).name  # the folder is this run's
+    probed["data"]["path"] = Path(config.data.path).name  # the folder is one of this run only
     return to_json(found, probed) | {
         "job": name,
         "share_of_job": found.samples / (LONG * samples),
@@ -101,7 +103,7 @@ def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[s
 def parted(
     rows: list[dict[str, Any]], names: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Probes and trainings of these jobs."""
+    """Return the probes and the trainings of these jobs."""
     probes = [probed for row in rows for probed in row.get("probes", [])]
     trained = [row for row in rows if "probes" not in row]
     return [p for p in probes if p["job"] in names], [row for row in trained if row["job"] in names]
@@ -114,7 +116,7 @@ def largest_as_good(rows: list[dict[str, Any]]) -> int:
 
 
 def means(rows: list[dict[str, Any]]) -> dict[int, float]:
-    """Over the seeds; a training that diverged got nothing right."""
+    """Return the mean accuracies over the seeds; a training that diverged counts as 0."""
     return {P: mean(row["accuracy"] or 0.0 for row in rows if row["P"] == P) for P in GROUPS}
 
 
@@ -127,7 +129,7 @@ def goals(name: str, probed: dict[str, Any], rows: list[dict[str, Any]]) -> list
 
 
 def lines(probed: dict[str, Any], rows: list[dict[str, Any]]) -> list[list[object]]:
-    """The table of one job."""
+    """Return the rows of one job's table."""
     D = {row["P"]: row["D"] for row in probed["rows"]}
     rho = {g["to"]: g["rho"] for g in probed["growths"]}
     chosen, good = probed["P"], largest_as_good(rows)
@@ -142,7 +144,7 @@ def lines(probed: dict[str, Any], rows: list[dict[str, Any]]) -> list[list[objec
 
 
 def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
-    """Accuracy against P, a panel a job, the probe's answer and the tolerance marked."""
+    """Draw accuracy against P, one panel per job, and mark the probe's answer and the tolerance."""
     figure = Figure(figsize=(4.5 * len(probes), 4.8), layout="constrained")
     for axes, probed in zip(figure.subplots(1, len(probes), squeeze=False)[0], probes, strict=True):
         mine = [row for row in rows if row["job"] == probed["job"]]
@@ -163,14 +165,14 @@ def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The accuracy of P groups beside the probe's verdict.")
-    parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")
+    parser = argparse.ArgumentParser(description="The accuracy of P groups and the probe's verdict.")
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder with the dataset files")
     parser.add_argument("--jobs", nargs="+", default=NAMES, metavar="NAME")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="an earlier --json FILE")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()

@@ -1,12 +1,12 @@
-"""The k elements of largest magnitude: ours against torch, numpy and one read of the array.
+"""The k elements of largest magnitude: our kernel against torch, numpy and one read of the array.
 
     python benchmarks/selection.py [--quick] [--cuda] [--json FILE]
 
-`torch.topk` and `torch.kthvalue` are given `x.abs()`, `numpy.argpartition` `numpy.abs(x)`: the time for that
-is theirs, as it would be a user's. kthvalue finds the threshold only. "one read" is `x.sum()` with as many
-threads, which adds up vectors as fast as memory delivers them; the table has the gigabytes a second.
-Contestants take turns: ours and the read in many rounds, ours and the slow ones in few. With --cuda it is
-selection/cuda.py: the same on a GPU, against a copy.
+`torch.topk` and `torch.kthvalue` are given `x.abs()`, and `numpy.argpartition` is given `numpy.abs(x)`. The
+time for that counts as theirs, because a user would need it too. kthvalue finds only the threshold. "one
+read" is `x.sum()` with as many threads, which adds up vectors as fast as memory delivers them; the table
+shows it in GB/s. Contestants take turns: our kernel and the read in many rounds, our kernel and the slow ones
+in few. --cuda runs selection/cuda.py instead, which measures the same on a GPU, against a copy.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from selection import cuda
 OURS, READ, TOPK = "hpcsgd", "one read", "torch.topk"
 OVER_TOPK = 1 / 60
 OVER_READ = {0.001: 2.0, 0.01: 2.5}
-"""Goals: ratios of seconds, the second by the share of elements chosen."""
+"""Goals, as ratios of seconds; the second is by the share of elements chosen."""
 IN_MEMORY = 11_200_000
-"""Elements from which on the goals hold: a smaller array lives in a cache."""
+"""Number of elements from which on the goals hold, because a smaller array fits into a cache."""
 SIZES = (1_000_000, IN_MEMORY, 25_600_000, 138_000_000)  # the last two: ResNet-50 and VGG-16
 
 
@@ -51,7 +51,9 @@ def normal(n: int) -> torch.Tensor:
 
 
 def heavy_tailed(n: int) -> torch.Tensor:
-    """Cubes of what has Laplace's distribution: kurtosis in the hundreds, as gradients may have."""
+    """Return cubes of Laplace-distributed numbers, whose kurtosis is in the hundreds, as it may be for
+    gradients.
+    """
     return torch.from_numpy(np.random.default_rng(0).laplace(size=n).astype(np.float32) ** 3)
 
 
@@ -73,13 +75,13 @@ def slow(x: torch.Tensor, k: int) -> dict[str, Callable[[], object]]:
 
 
 def require_equal(x: torch.Tensor, k: int) -> None:
-    """No race among different answers: ours has the magnitudes that topk has."""
+    """Require that our kernel finds the same magnitudes as topk, so that all contestants do the same work."""
     theirs = torch.topk(x.abs(), k, sorted=False).values
     assert torch.equal(x[ours(x, k)].abs().sort().values, theirs.sort().values)
 
 
 def measured(case: Case, x: torch.Tensor, rounds: int, slow_rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each contestant; ratios are those of ours over it, in the same rounds."""
+    """Yield a row for each contestant; ratios are our time over its time in the same rounds."""
     torch.set_num_threads(case.threads)
     require_equal(x, case.k)
     own = {OURS: Contestant(lambda: ours(x, case.k))}
@@ -125,11 +127,11 @@ HEAD = ["n", "elements", "k", "threads", "who", "ms", "GB/s", "ours over it (qua
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The largest elements, against torch, numpy and one read.")
+    parser = argparse.ArgumentParser(description="Time to select the largest elements.")
     parser.add_argument(
-        "--quick", action="store_true", help="a minute: fewer sizes and rounds, normal elements"
+        "--quick", action="store_true", help="take a minute: fewer sizes and rounds, normal elements"
     )
-    parser.add_argument("--cuda", action="store_true", help="on a GPU instead")
+    parser.add_argument("--cuda", action="store_true", help="measure on a GPU instead")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     if arguments.cuda:

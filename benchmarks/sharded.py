@@ -1,18 +1,20 @@
-"""Seconds a step of a model that torch shards in each group, beside torch's HSDP; needs root and iproute2.
+"""Seconds per step of an FSDP model in each group, compared with torch's HSDP; needs root and iproute2.
 
     python benchmarks/sharded.py [--quick] [--rates NAME …] [--keep FILE] [--json FILE]
 
-P hosts of K ranks, each host a group: 4 × 2 and 2 × 4, with links of 100 Mbit/s and 1 Gbit/s, and all ranks
-on this machine ("shared memory"). Twelve layers of 707² parameters, 6.0 million, which `fully_shard` shards
-one by one. Computing is emulated: ranks sleep, layer by layer, forward a third and backward two. Messages and
-the update, by AdamW, are real: torch's by gloo, ours between groups by MPI.
+There are P hosts of K ranks, and each host is a group: 4 × 2 and 2 × 4, with links of 100 Mbit/s and 1
+Gbit/s, and all ranks on this machine ("shared memory"). The model has twelve layers of 707² parameters, 6.0
+million in all, which `fully_shard` shards one by one. Computing is emulated: ranks sleep, layer by layer, a
+third of the time in the forward pass and the rest in the backward pass. Messages and the update by AdamW are
+real. Torch's messages go through gloo; ours between groups go through MPI.
 
-Torch's HSDP shards over the mesh (replicate × shard) and updates DTensors. Beside it our `bsp`, also with
-gradients that cross groups only after the backward pass, and what meets every 8 steps. "Groups alone": each
-trains for itself, by torch; whoever shards does as much. Sent is what leaves the interface of a host. The
-limit is what has to leave it, 2·(P−1)/P·M of 4 bytes for every step or every meeting, over the rate of its
-link. Cores: how many all ranks keep busy; where that comes near to what there are, steps are longer than on
-hosts of their own. Ten minutes; --rates and --keep divide them.
+Torch's HSDP shards over the mesh (replicate × shard) and updates DTensors. It is compared with our `bsp`,
+with `bsp` whose gradients cross groups only after the backward pass, and with methods that synchronize every
+8 steps. In "groups alone" each group trains for itself, by torch; every FSDP model needs at least that time.
+"MB a host" is what leaves the interface of a host. "limit" is the least number of bytes that have to leave
+it, 2·(P−1)/P·M of 4 bytes for every step or every synchronization, divided by the rate of its link. "cores"
+is the number of cores that all ranks keep busy. If it comes near to the number of cores of the machine, steps
+take longer than they would on separate hosts. The benchmark takes ten minutes; --rates and --keep divide it.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from sharded.settings import MEMORY, MODEL, QUICK, RATES, SETTINGS, Setting
 from step_time.networks import LAYERS, WIDTH
 
 SAME = 1.05
-"""Goal of bsp over torch's HSDP: the same messages."""
+"""Goal for bsp relative to torch's HSDP, because both send the same messages."""
 SCRIPT = Path(__file__).with_suffix("") / "rank.py"
 Row = dict[str, Any]
 
 
 def measured(setting: Setting) -> list[Row]:
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts without names are warned of otherwise
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise it warns of hosts without names
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         words = ["--out", str(out), "--setting", json.dumps(asdict(setting))]
@@ -54,7 +56,7 @@ def measured(setting: Setting) -> list[Row]:
 
 
 def limit(row: Row) -> float | None:
-    """Seconds a step that the link of a host needs."""
+    """Return the seconds per step that the link of a host needs."""
     if row["rate"] == MEMORY or row["who"] == ALONE:
         return None
     M = LAYERS[MODEL] * WIDTH**2
@@ -103,13 +105,15 @@ HEAD = ["rate", "P × K", "who", "s/step (quartiles)", "limit", "MB a host", "co
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Sharded models on hosts with slow links, beside torch's HSDP."
+        description="FSDP models on hosts with slow links, compared with torch's HSDP."
     )
     parser.add_argument(
         "--rates", nargs="+", choices=[MEMORY, *RATES], default=[MEMORY, *RATES], metavar="NAME"
     )
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="what only an earlier --json has")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="an earlier --json file, for other settings"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     run = Run()

@@ -1,14 +1,15 @@
-"""Simulated against real runs with ranks that are late and hosts that go down; needs root and iproute2.
+"""Simulated against real runs with late ranks and hosts that go down; needs root and iproute2.
 
     python benchmarks/simulation_error.py [--quick] [--json FILE]
 
-Each method runs three times on four hosts of one rank with links of 300 Mbit/s: with nobody late, with one
-rank that takes twice as long all the time, and with one in five ranks, others in each step, that take three
-times as long. The simulation is told what a rank computes, who is late in which step and, from the first run,
-how long messages take; it has to tell the speed of the two others.
+Each method runs three times on four hosts of one rank, with links of 300 Mbit/s. In the first run no rank is
+late. In the second, one rank always takes twice as long. In the third, one in five ranks, different ones in
+each step, take three times as long. The simulation is given the time that a rank computes and which rank is
+late in which step. It takes the duration of messages from the first run. It has to predict the speed of the
+other two runs.
 
-Four groups, which meet every 0.5 s, run once with nobody dying, which tells how long a meeting takes, and
-once with hosts that go down every 20 s each, on average, and come back 2.5 s later.
+Four groups, which synchronize every 0.5 s, run once without failures, which shows how long a synchronization
+takes. They run again with hosts that each go down every 20 s on average and come back 2.5 s later.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def measured(methods: list[str], steps: int) -> dict[str, Any]:
 
 
 def simulated(method: str, late: str, computing: float, alone: float, steps: int) -> float:
-    """Steps per second; `alone`: seconds of a real step with nobody late."""
+    """Return the simulated steps per second; `alone` is the seconds of a real step without late ranks."""
     case = CASES[method]
     simulation = Simulation(
         layout=Layout(P, 1, 1),
@@ -65,10 +66,8 @@ def with_kills(rounds: int, mtbf: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Simulated against real runs with ranks that are late or die."
-    )
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not how good it is")
+    parser = argparse.ArgumentParser(description="Simulated against real runs with late ranks and failures.")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     methods, steps = (["bsp", "sgp"], 8) if given.quick else (list(CASES), 60)

@@ -1,10 +1,11 @@
-"""How long `hpcsgd simulate` takes: every rule, on 10,000 and 100,000 ranks, on one core.
+"""Time that `hpcsgd simulate` takes for every rule, on 10,000 and 100,000 ranks, on one core.
 
     python benchmarks/simulation_speed.py [--quick] [--json FILE]
 
-1,000 steps of computing times that vary by a fifth, eight ranks on a host and messages that queue there. With
-groups of one rank there are most events; with groups of eight most of the work is to draw their seconds. Each
-case is a process of its own, whose largest memory is noted, Python and numpy included.
+It simulates 1,000 steps with computing times that vary by a fifth, eight ranks per host, and messages that
+queue there. Groups of one rank have the most events. With groups of eight, most of the work is to draw the
+computing times. Each case runs in a process of its own, and its peak memory is recorded, including Python and
+numpy.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "sgp": sgp,
     "ssp": lambda: ssp(max_staleness=2),
 }
-"""One of each rule, at least."""
+"""At least one method for each rule."""
 SECONDS = {10_000: 60.0, 100_000: 600.0}
 """Goals, by the number of ranks."""
 GIGABYTES = 2.0
@@ -113,8 +114,8 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How long the simulation of large jobs takes.")
-    parser.add_argument("--quick", action="store_true", help="half a minute: 10,000 ranks, 100 steps")
+    parser = argparse.ArgumentParser(description="Time to simulate large jobs.")
+    parser.add_argument("--quick", action="store_true", help="take half a minute: 10,000 ranks, 100 steps")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     run = Run()

@@ -1,14 +1,19 @@
-"""Sparse gradient reduction on hosts with slow links: seconds a step by part, dense, Top-k, CLT-k and DEFT.
+"""Sparse gradient reduction on hosts with slow links: seconds per step and part, for dense, Top-k, CLT-k,
+DEFT.
 
     python benchmarks/sparse_exchange.py [--hosts 4] [--rate 100] [--density 0.01] [--json FILE] [--plot FILE]
 
-One rank a host, all in one group; ResNet-18 with a batch of 2 a rank, plain SGD with momentum. The hosts are
-network namespaces (as root) that share this machine's cores. Contestants take turns, a block of steps each;
-ratios are of blocks next to each other, of the slowest rank. Parts of a step: "select", "encode" and "apply"
-as the exchange notes them (the slowest rank's), "share" (DEFT's planning and broadcast; rank 0's, with its
-waiting), "indices", "values", "grad_reduce" and "param_gather" as their messages take, with the waiting for
-late ranks; "compute" is a step without any of it. "link": bytes sent over the link's rate, below which no
-exchange can be.
+Each host has one rank, and all ranks form one group. They train ResNet-18 with a batch of 2 per rank, by
+plain SGD with momentum. The hosts are network namespaces, which need root and share this machine's cores.
+Contestants take turns, one block of steps each. Each ratio compares neighboring blocks and takes the slowest
+rank. The parts of a step are
+
+- "compute": a step without any of the others,
+- "select", "encode" and "apply": as the gradient reduction records them, for the slowest rank,
+- "share": DEFT's planning and broadcast, for rank 0 with its waiting,
+- "indices", "values", "grad_reduce" and "param_gather": their messages, with the waiting for late ranks.
+
+"link" is the number of bytes sent over the link's rate; no reduction can take less time.
 """
 
 from __future__ import annotations
@@ -80,7 +85,7 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
-    """Dense is so much slower that it has a panel of its own."""
+    """Draw the parts of a step; dense is so much slower that it has a panel of its own."""
     figure = Figure(figsize=(12, 4.5), dpi=120, layout="constrained")
     panels = ([r for r in rows if r["density"] is None], [r for r in rows if r["density"] is not None])
     grid = figure.add_gridspec(1, 2, width_ratios=[len(panel) for panel in panels])
@@ -112,7 +117,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", type=int, default=100, help="Mbit/s of each host's link")
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()

@@ -1,15 +1,16 @@
-"""The start of four ranks from a packed environment beside an unpacked one: opens and seconds.
+"""The start of four ranks from a packed and from an unpacked environment: opened files and seconds.
 
     python benchmarks/start_up.py [--quick] [--cold] [--environment FOLDER] [--ranks N] [--json FILE]
 
-Each start is `mpiexec -n 4 hpcsgd train` of one step on a few digits, from its begin to its end. FOLDER is
-a virtual environment with hpcsgd, by default the one that runs this. It stands for one on a shared file
-system: counted, by strace, is what a rank asks of files below it, of the interpreter that it was made from,
-and of the pack. There each of these is a message to a server that all ranks of all nodes ask at once; here
-the local disk answers, so that the seconds show only whether anything is lost.
+Each start runs `mpiexec -n 4 hpcsgd train` for one step on a few digits, from beginning to end. FOLDER is a
+virtual environment with hpcsgd, by default the one that runs this benchmark. It represents an environment on
+a shared file system. strace counts a rank's system calls on files below FOLDER, on files of the interpreter
+that it was made from, and on the pack. On a shared file system each of these calls is a message to a server,
+which all ranks of all nodes ask at once. Here the local disk answers, so the seconds show only whether
+anything is lost.
 
-"packed, first" unpacks on the node; "packed" finds it there. With --cold the kernel's caches, everybody's on
-this machine, are dropped before each start (root).
+"packed, first" unpacks the environment on the node; "packed" finds it there. With --cold the kernel's caches
+are dropped before each start, for all users of this machine; this needs root.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ sync_every = 2
 steps = 1
 """
 OPENS_FROM_A_PACK = 30
-"""Goal: of a rank, in the mean."""
+"""Goal for the opened files of a rank, in the mean."""
 CACHES = Path("/proc/sys/vm/drop_caches")
 TIMEOUT = 900.0
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Of `ranks` ranks, in a folder with the job."""
+    """Starts of `ranks` ranks, in a folder with the job."""
 
     folder: Path
     ranks: int
     shared: tuple[str, ...]
-    """What stands for the shared file system."""
+    """Paths that represent the shared file system."""
 
     def seconds(self, python: Path) -> float:
         clock = WallClock()
@@ -65,7 +66,7 @@ class Starts:
         return clock.stop()
 
     def asked(self, python: Path) -> tuple[float, float]:
-        """Opens and other calls of a rank, in the mean."""
+        """Return the opens and other calls of a rank, in the mean."""
         traces = self.folder / "traces"
         traces.mkdir()
         trace = f'exec strace -f -qq -e trace=%file -o {traces}/"$PMI_RANK" "$@"'
@@ -165,11 +166,9 @@ HEAD = ["start", "s (quartiles)", "opens of a rank", "other calls", "files"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Starts from a packed environment and from an unpacked one.")
-    parser.add_argument("--quick", action="store_true", help="one start of each")
-    parser.add_argument(
-        "--cold", action="store_true", help="the kernel's caches are dropped before each start"
-    )
+    parser = argparse.ArgumentParser(description="Starts from a packed and from an unpacked environment.")
+    parser.add_argument("--quick", action="store_true", help="make only one start of each")
+    parser.add_argument("--cold", action="store_true", help="drop the kernel's caches before each start")
     parser.add_argument("--environment", type=Path, default=Path(sys.prefix))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -1,10 +1,10 @@
-"""What hpcsgd adds to a training step: one rank against plain torch, four against DistributedDataParallel.
+"""The time that hpcsgd adds to a training step: one rank compared with plain torch, four with DDP.
 
     python benchmarks/step_overhead.py [--quick] [--json FILE]
 
-Contestants take turns in the same processes, so that what else the machine does falls out of their ratios.
-The floor of a step is what the ranks need without communication, all at once, plus one copy in memory of
-every byte sent, nothing of it hidden behind computation.
+Contestants take turns in the same processes, so that other load of the machine cancels in their ratios. The
+floor of a step is the time that the ranks need without communication, all running at once, plus one copy in
+memory of every byte sent. Nothing of it is hidden behind computation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ RANKS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What hpcsgd adds to a training step.")
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser = argparse.ArgumentParser(description="Time that hpcsgd adds to a training step.")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     run = Run()

@@ -2,16 +2,17 @@
 
     python benchmarks/strong_scaling.py [--ranks N …] [--quick] [--json FILE] [--plot FILE]
 
-The same global batch on 1, 2, 4, 8 and 16 ranks, two a host, so on up to 8 hosts with links of 30 Mbit/s.
-Computing is emulated: ranks sleep for their part of the batch, layer by layer, and the rest is real. Beside
-synchronous SGD (`bsp`, a group a host, and DistributedDataParallel over gloo): local SGD by allreduces,
-hierarchical local SGD, that by all-to-alls also where groups are on two hosts, and with meetings that arrive
-with the next; 4 groups that meet every 8 steps, as in figure 5, and 8 that meet every 4, as in figure 9.
-Buckets of 0.25 MB for all.
+The same global batch is divided among 1, 2, 4, 8 and 16 ranks, two per host, so on up to 8 hosts with links
+of 30 Mbit/s. Computing is emulated: ranks sleep for their part of the batch, layer by layer. Everything else
+is real. Synchronous SGD is `bsp`, with one group per host, and DistributedDataParallel over gloo. It is
+compared with local SGD by allreduces and with hierarchical local SGD. The latter runs by all-to-alls even if
+groups span two hosts, and with averages that arrive at the next synchronization. As in figure 5, 4 groups
+synchronize every 8 steps, and as in figure 9, 8 groups every 4 steps. All use buckets of 0.25 MB.
 
-Predicted is what `hpcsgd.cost` makes of the rate of the links and of guesses for all else. Cores: how many
-all ranks keep busy; where that comes near to what there are, steps are longer than on hosts of their own.
-Five minutes, of which one goes into starting; --ranks and --keep divide it.
+"predicted" is what `hpcsgd.cost` predicts from the rate of the links and from guesses for everything else.
+"cores" is the number of cores that all ranks keep busy. If it comes near to the number of cores of the
+machine, steps take longer than they would on separate hosts. The benchmark takes five minutes, one of which
+is spent starting; --ranks and --keep divide it.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ Row = dict[str, Any]
 
 
 def measured(ranks: Sequence[int], compute: float, rounds: int) -> list[Row]:
-    """Where one rank would compute for `compute` seconds a step."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts without names are warned of otherwise
+    """Return the rows; one rank alone would compute for `compute` seconds per step."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise it warns of hosts without names
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(hosts(max(ranks)), RATE, BURST) as name:
         for N in ranks:
@@ -63,7 +64,7 @@ def measured(ranks: Sequence[int], compute: float, rounds: int) -> list[Row]:
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """With what the cost model says, and speed-ups where there is a run of one rank."""
+    """Add the cost model's predictions, and the speed-ups if there is a run of one rank."""
     alone = [row for row in rows if row["ranks"] == 1]
     found = []
     for row in sorted(rows, key=lambda row: row["ranks"]):
@@ -78,7 +79,7 @@ def judged(rows: Sequence[Row]) -> list[Row]:
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
-    """Where most ranks are at it: no slower than the baseline, nor than the faster synchronous SGD."""
+    """Return the goals for the most ranks: no slower than the baseline or than the faster synchronous SGD."""
     most = [row for row in rows if row["ranks"] == max(each["ranks"] for each in rows)]
     seconds = {(row["figure"], row["who"]): median(row["seconds"]) for row in most}
     together = {who: seconds["", who] for who in (SYNC, DDP) if ("", who) in seconds}
@@ -116,10 +117,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Strong scaling on hosts with slow links.")
     parser.add_argument("--ranks", type=int, nargs="+", choices=RANKS, default=list(RANKS), metavar="N")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
-    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="of other --ranks")
+    parser.add_argument("--quick", action="store_true", help="check within a minute that it runs")
+    parser.add_argument(
+        "--keep", type=Path, nargs="+", metavar="FILE", default=[], help="--json files of other --ranks"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="speed-up against ranks")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot of the speed-up against the ranks")
     given = parser.parse_args()
     ranks, rounds, compute = given.ranks, given.rounds, COMPUTE
     if given.quick:

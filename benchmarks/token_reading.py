@@ -1,13 +1,14 @@
-"""Tokens a second from disk, against one read of the file and against what a model consumes.
+"""Tokens per second from disk, against one read of the file and against what a model consumes.
 
     python benchmarks/token_reading.py [--quick] [--folder FOLDER] [--json FILE]
 
-Stores of random tokens, of one byte and of two bytes each, are made in FOLDER, a temporary one by default.
-Before each pass the file has left the kernel's cache. "one read" is a loop of read() of a megabyte. Ours are
-batches of 16 windows of 1024 tokens, as tensors of int64, from the loader that a run has: in the order of the
-text, and in the order of an epoch, by one process and by one on each core, as the ranks of a node read.
-Processes are ready before the clock starts. Contestants take turns. What a model consumes is what one core
-trains in steps of forward, backward and SGD.
+Dataset files of random tokens, of one byte and of two bytes each, are made in FOLDER, by default a temporary
+one. Before each pass the file is evicted from the kernel's cache. "one read" is a loop of read() calls of one
+megabyte. "ours" are batches of 16 windows of 1024 tokens, as tensors of int64, from the loader that a run
+uses. They are read in the order of the text, and in the order of an epoch. In the second case one process
+reads them, or one process on each core, as the ranks of a node do. Processes are ready before the clock
+starts. Contestants take turns. What a model consumes is what one core can train on, in steps of forward pass,
+backward pass and SGD.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from hpcsgd.models import gpt, lstm
 
 READ = "one read"
 OVER_READ = 1 / 0.9
-"""Goal: ratio of seconds."""
+"""Goal: ratio of seconds to those of one read."""
 OVER_MODEL = 0.1
-"""Goal: seconds of a token read over those of one trained on."""
+"""Goal: seconds to read a token over seconds to train on it."""
 WINDOW, BATCH, TRAINED = 1024, 16, 4
 READ_BLOCK = 1 << 20
 TYPES = {"1 byte": 256, "2 bytes": 50_257}
@@ -47,7 +48,7 @@ PROCESSES.set_forkserver_preload(["hpcsgd.data"])
 
 @dataclass
 class Pass:
-    """All windows of a store, once, by so many processes; each time by new ones."""
+    """One pass over all windows of a dataset file, by `ranks` processes, which are new ones each time."""
 
     path: Path
     ranks: int
@@ -60,7 +61,7 @@ class Pass:
         self._processes = [PROCESSES.Process(target=read_windows, args=(rank, *shared)) for rank in ranks]
         for process in self._processes:
             process.start()
-        self._gate.wait()  # ready
+        self._gate.wait()  # all processes are ready
 
     def run(self) -> None:
         self._gate.wait()
@@ -90,7 +91,7 @@ def read_windows(rank: int, path: Path, ranks: int, shuffle: bool, gate: Any) ->
 
 
 def evict(path: Path) -> None:
-    """From the kernel's cache, where nobody has it mapped."""
+    """Evict the file from the kernel's cache, provided that no process has it mapped."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -197,9 +198,9 @@ HEAD = ["a token has", "who", "s", "million tokens/s", "MB/s", "seconds over one
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Tokens a second from disk, against one read of the file.")
-    parser.add_argument("--quick", action="store_true", help="a minute: smaller stores, fewer rounds")
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured; by default a temporary one")
+    parser = argparse.ArgumentParser(description="Tokens per second from disk, against one read of the file.")
+    parser.add_argument("--quick", action="store_true", help="take a minute: smaller files, fewer rounds")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure; default: a temporary one")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     run = Run()

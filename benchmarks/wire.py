@@ -1,9 +1,9 @@
-"""Packing and unpacking by wire formats, against one copy of the vector in memory, on one thread.
+"""Time to encode and decode by quantizers, relative to one copy of the vector in memory, on one thread.
 
     python benchmarks/wire.py --json benchmarks/results/wire.json
 
-A copy reads and writes four bytes an element. What takes at most twice its time packs half as many bytes a
-second as memory moves, far more than a network.
+A copy reads and writes four bytes per element. A format that takes at most twice the time of a copy encodes
+at half the rate of memory, which is far faster than a network.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hpcsgd.parts.quantizers.base import Quantizer
 
 COPY = "copy"
 OVER_COPY = 2.0
-"""Goal: of the seconds of a copy."""
+"""Goal for the time of a format, as a multiple of the time of a copy."""
 IN_MEMORY = 11_200_000
-"""Elements from which on the goals hold: a smaller vector lives in a cache."""
+"""Number of elements from which on the goals hold, because a smaller vector fits into a cache."""
 SIZES = (1_000_000, IN_MEMORY, 25_600_000)
 QUANTIZERS: dict[str, Quantizer] = {
     "bf16": quantizers.bf16(),
@@ -44,19 +44,19 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 
 def contestants(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Each with room of its own that has been touched."""
+    """Return the contestants, each with a buffer of its own whose memory has been touched."""
     room = torch.zeros_like(x)
     found: dict[str, Callable[[], object]] = {COPY: lambda: room.copy_(x)}
     for name, wire in QUANTIZERS.items():
         code = torch.zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
         found[f"pack {name}"] = lambda wire=wire, code=code: wire.encode(x, code, 1)
-        if "stochastic" not in name:  # how it was rounded is all the same to whom it arrives
+        if "stochastic" not in name:  # how values were rounded does not matter for decoding
             found[f"unpack {name}"] = lambda wire=wire, code=code: wire.decode(code, room)
     return found | sparse(x)
 
 
 def sparse(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What a meeting of `sparseloco` says, 64 of 4096 in two bits, and of that the indices by themselves."""
+    """Return the parts of `sparseloco`'s message, 64 of 4096 values in two bits, and of its indices alone."""
     share = PerBlock().expected(x.numel(), 1 / 64)
     segments = (share.starts, share.stops, share.k)
     whole, indices = SparseMessage(share, VALUES[2]), share.largest_of(x)
@@ -96,8 +96,8 @@ HEAD = ["n", "who", "ms", "GB/s of float32", "over a copy (quartiles)"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Wire formats against a copy in memory.")
-    parser.add_argument("--quick", action="store_true", help="seconds: fewer sizes and rounds")
+    parser = argparse.ArgumentParser(description="Time of quantizers relative to a copy in memory.")
+    parser.add_argument("--quick", action="store_true", help="take seconds: fewer sizes and rounds")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     library = kernels.native()
