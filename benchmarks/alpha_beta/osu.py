@@ -1,4 +1,4 @@
-"""The OSU micro-benchmarks, where somebody has put their programs into PATH: what the library can do."""
+"""The OSU micro-benchmarks, if their programs are in PATH: they show what the MPI library can do."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ PROGRAMS: Mapping[str, tuple[str, bool]] = {
     "bcast": ("osu_bcast", False),
     "reduce_scatter": ("osu_reduce_scatter", False),
 }
-"""And whether the size that they tell is that of a rank's part instead of the whole."""
+"""The programs, and whether the size that each reports is that of a rank's part instead of the whole."""
 LINE = re.compile(r"^\s*(\d+)\s+([\d.]+)", re.MULTILINE)
 TIMEOUT = 120
 
 
 def seconds(n: int, largest: int) -> dict[str, dict[int, float]]:
-    """Of each operation by the bytes of the whole, on `n` ranks of this host; of programs that are there."""
+    """Return the seconds of each operation by the bytes of the whole, on `n` ranks of this host.
+
+    Only operations whose programs are in PATH are included.
+    """
     found: dict[str, dict[int, float]] = {}
     for operation, (program, of_part) in PROGRAMS.items():
         if (path := shutil.which(program)) is not None:
@@ -34,11 +37,11 @@ def seconds(n: int, largest: int) -> dict[str, dict[int, float]]:
 
 
 def parsed(text: str) -> dict[int, float]:
-    """Seconds by size, of what such a program prints: bytes and microseconds."""
+    """Return seconds by size from the output of such a program, which has bytes and microseconds."""
     return {int(size): 1e-6 * float(told) for size, told in LINE.findall(text)}
 
 
 def nearest(known: Mapping[int, float], nbytes: int) -> float | None:
-    """At a size that is within a tenth of `nbytes`."""
+    """Return the seconds at the nearest size that is within a tenth of `nbytes`."""
     near = [size for size in known if abs(size - nbytes) <= 0.1 * nbytes]
     return known[min(near, key=lambda size: abs(size - nbytes))] if near else None

@@ -1,5 +1,7 @@
-"""One rank of `alpha_beta.py`: seconds of every operation at every size, ours and mpi4py's, in turn; rank 0
-writes the rows."""
+"""One rank of `alpha_beta.py`: seconds of every operation at every size, ours and mpi4py's, in turn.
+
+Rank 0 writes the rows.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ THEIRS: Mapping[str, Callable[[MPI.Comm, Vector, Vector], Call]] = {
 
 
 def contestants(comm: MPI.Comm, topology: hpcsgd.Topology, sizes: list[int]) -> dict[str, Contestant]:
-    """Ours and theirs next to each other in time."""
+    """Return the contestants; ours and mpi4py's of an operation run next to each other in time."""
     room = Room(elements_of(max(sizes), comm.size))
     found: dict[str, Contestant] = {}
     for operation, n in itertools.product(THEIRS, sizes):
@@ -90,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--sizes", type=int, nargs="+", required=True, help="bytes")
+    parser.add_argument("--sizes", type=int, nargs="+", required=True, help="sizes in bytes")
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()

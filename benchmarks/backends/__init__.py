@@ -1,1 +1,1 @@
-"""What `backends.py` is made of."""
+"""The parts of `backends.py`."""

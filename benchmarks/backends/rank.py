@@ -1,4 +1,4 @@
-"""One rank of `backends.py`, in two worlds of the same ranks; rank 0 writes the rows."""
+"""One rank of `backends.py`, in two communicators of the same ranks; rank 0 writes the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who trains in `bytes_at_quality.py`, and what of each was tried before."""
+"""The contestants of `bytes_at_quality.py`, and the settings with which each was tried before."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hpcsgd.parts.outer_schedules.base import OuterSchedule
 from hpcsgd.parts.quantizers.base import Quantizer
 
 EVERY = 64
-"""H, steps from one meeting to the next."""
+"""H, the number of steps from one synchronization to the next."""
 EVERY_BY_GROUPS = 6
-"""SparseLoCo's is so many times P: what a rank sends at its meetings grows with P."""
+"""SparseLoCo's H divided by P, because what a rank sends per synchronization grows with P."""
 FRAGMENTS = 4
 BETAS, DECAY = (0.9, 0.95), 0.1
 Settings = Mapping[str, Any]
@@ -32,11 +32,11 @@ STREAMED_SCHEDULED, SPARSE_SCHEDULED = "streamed, 4 bits, schedule", "SparseLoCo
 @dataclass(frozen=True)
 class Contestant:
     method: Callable[[Settings, int, int], hpcsgd.Method]
-    """Of a trial, for so many groups and steps."""
+    """Returns the method of a trial for a number of groups and of steps."""
     trials: Sequence[Settings]
-    """What is tried, as many for everybody; the best one is taken."""
+    """The settings that are tried, as many for each contestant; the best one is taken."""
     optimizer: Callable[[nn.Module, Settings], optim.Optimizer]
-    """Inside a group, of the trial's `lr`."""
+    """Returns the optimizer inside a group, with the trial's `lr`."""
 
 
 def adamw(model: nn.Module, s: Settings) -> optim.Optimizer:
@@ -48,23 +48,31 @@ def muon(model: nn.Module, s: Settings) -> optim.Optimizer:
 
 
 RATES = (4e-3, 8e-3)
-"""Inside a group, of all that have an outer one besides."""
+"""Learning rates inside a group, for all that have an outer learning rate too."""
 MOMENTUM = 0.8
-"""Outside. The papers' 0.9 looks back on ten meetings, a sixth of all here: DiLoCo was worse with it."""
+"""Momentum of the outer optimizer.
+
+The papers' 0.9 averages over ten synchronizations, a sixth of all synchronizations here. DiLoCo was worse
+with it.
+"""
 DELAY, BLEND = 1, 0.0
-"""Of streams. With the paper's blend of a half groups take half of an outer step: it was worse."""
+"""Settings of streaming. With the paper's blend of one half, groups take half of an outer step, which was
+worse.
+"""
 
 
 WITH_SCHEDULES = (8e-3, 16e-3)
-"""Inside a group, of all whose outer values follow a schedule. For those above 8e-3 was the better one."""
+"""Learning rates inside a group, for all whose outer values follow a schedule. For the others 8e-3 was
+better.
+"""
 LAZY = 0.1
-"""The part of the run in which Pier is synchronous."""
+"""The share of the run in which Pier is synchronous."""
 SCHEDULES: Mapping[str, Callable[[int, float], OuterSchedule]] = {
     "muloco": lambda steps, begin: outer_schedules.muloco(),
     "pier": outer_schedules.pier,
     "pier_cosine": outer_schedules.pier_cosine,
 }
-"""By name: the outer schedule of a run of so many steps, which begins at this fraction of it."""
+"""By name: makes the outer schedule of a run of so many steps, which begins at this fraction of it."""
 
 
 def schedule(s: Settings, steps: int, begin: float = 0.0) -> OuterSchedule:

@@ -1,4 +1,4 @@
-"""What the rows of `bytes_at_quality.py` say: which trial was the best one, and what few bytes cost."""
+"""How the rows of `bytes_at_quality.py` are judged: the best trial, and the loss in quality for few bytes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from harness import Goal
 
 Row = dict[str, Any]
 TUNED = 0
-"""The seed of trials; others are trained with what was best in these."""
+"""The seed of trials; other seeds use the settings that were best in the trials."""
 LOSS, NO_WORSE = 1.005, 1.0
 ROUNDING = 5e-3
-"""Of bytes: the formula has fragments of equal size, and whole blocks in each."""
+"""Tolerance for bytes: the formula assumes fragments of equal size, and whole blocks in each."""
 FEWER = {STREAMED: 400.0, SPARSE: 2000.0, STREAMED_SCHEDULED: 400.0, SPARSE_SCHEDULED: 1000.0}
-"""Goals: loss over that of bsp; loss over that of DiLoCo; times fewer bytes than bsp."""
+"""Goals: loss over that of bsp; loss over that of DiLoCo; how many times fewer bytes than bsp."""
 BY_SCHEDULE = {4: 1.02, 8: 1.06}
-"""Goal by number of groups: loss of DiLoCo by an outer schedule over that of bsp."""
+"""Goal by number of groups: loss of DiLoCo with an outer schedule over that of bsp."""
 
 
 def name(groups: int, who: str, seed: int, settings: Settings) -> tuple[Any, ...]:
-    """Of a training."""
+    """Return the name of a training."""
     return groups, who, seed, tuple(sorted(settings.items()))
 
 
@@ -45,7 +45,7 @@ def named(row: Row) -> tuple[Any, ...]:
 
 
 def is_of_now(row: Row, setting: Setting) -> bool:
-    """Whether it is a training that would be the same today."""
+    """Return whether a row is of a training that would be the same today."""
     known = CONTESTANTS.get(row["who"])
     return known is not None and row["settings"] in known.trials and row["setting"] == asdict(setting)
 
@@ -55,7 +55,10 @@ def of(rows: Sequence[Row], who: str, groups: int) -> list[Row]:
 
 
 def best(rows: Sequence[Row], who: str, groups: int) -> Settings | None:
-    """By the text held out, of what has been tried; bsp, which is the same by any groups, by any of them."""
+    """Return the best of the settings that were tried, judged by the text held out.
+
+    bsp gives the same with any number of groups, so any of its trials counts.
+    """
     tried = [row for row in rows if row["who"] == who and row["seed"] == TUNED]
     trials = [row for row in tried if who == BSP or row["groups"] == groups]
     return min(trials, key=lambda row: row["held_out_loss"])["settings"] if trials else None
@@ -64,7 +67,7 @@ def best(rows: Sequence[Row], who: str, groups: int) -> Settings | None:
 def due(
     rows: Sequence[Row], who: str, shapes: Sequence[int], seeds: Sequence[int], trials: int
 ) -> Iterator[tuple[int, int, Settings]]:
-    """What is to be trained, groups, seed and settings: trials, and then the best of them."""
+    """Yield what is to be trained, as groups, seed and settings: the trials, and then the best of them."""
     for groups in sorted(shapes):
         if who != BSP or groups == min(shapes):
             for settings in CONTESTANTS[who].trials[:trials]:
@@ -76,7 +79,7 @@ def due(
 
 
 def finals(rows: Sequence[Row], who: str, groups: int) -> dict[int, Row]:
-    """By seed, with the best settings."""
+    """Return the rows with the best settings, by seed."""
     settings = best(rows, who, groups)
     return {
         row["seed"]: row
@@ -86,12 +89,12 @@ def finals(rows: Sequence[Row], who: str, groups: int) -> dict[int, Row]:
 
 
 def ratios(mine: Mapping[int, Row], theirs: Mapping[int, Row], what: str) -> list[float]:
-    """Of each seed that both have."""
+    """Return the ratios for each seed that both have."""
     return [mine[seed][what] / theirs[seed][what] for seed in sorted(mine.keys() & theirs.keys())]
 
 
 def judged(rows: Sequence[Row]) -> tuple[list[list[object]], list[Goal]]:
-    """The lines of the table, and what was to be reached."""
+    """Return the rows of the table, and the goals."""
     lines: list[list[object]] = []
     goals: list[Goal] = []
     for groups in sorted({row["groups"] for row in rows}):

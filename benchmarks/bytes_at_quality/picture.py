@@ -1,4 +1,4 @@
-"""The picture of `bytes_at_quality.py`: how good, against the bytes that it took."""
+"""The picture of `bytes_at_quality.py`: quality against the bytes sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.files.pictures import STYLE, save
 
 Row = dict[str, Any]
 MARKERS = "os^vDP*Xp"
-"""One for each, open: some send as many bytes as another and are as good."""
+"""An open marker for each contestant, because some send as many bytes as another and are as good."""
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Whether groups that are threads train as ranks of an MPI do."""
+"""Compare groups that are threads with groups that are MPI ranks, in a short training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = ["who", "loss, ranks of MPI", "threads", "difference, relative", "bytes a
 
 
 def compare(world: Communicator, path: Path) -> None:
-    """Everybody's training of `QUICK`, two meetings long, on these ranks and on as many threads."""
+    """Train every contestant with `QUICK`, for two synchronizations, on these ranks and on as many threads."""
     torch.set_num_threads(1)
     text, lines = read(path, QUICK), []
     for who, contestant in CONTESTANTS.items():

@@ -1,4 +1,4 @@
-"""One training of `bytes_at_quality.py`, by the library, its groups threads of one process."""
+"""One training of `bytes_at_quality.py` by the library; the groups are threads of one process."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from hpcsgd.train.process import keep_freed_memory
 from late_accuracy.training import rate
 
 AT_ONCE = 64
-"""Windows of an evaluation."""
+"""Number of windows evaluated at once."""
 TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all trainings have in common."""
+    """The settings that all trainings have in common."""
 
     width: int = 64
     layers: int = 2
     heads: int = 4
     window: int = 128
-    """Tokens, which are bytes."""
+    """Length of a window in tokens, which are bytes."""
     batch: int = 8
-    """Windows of a step, of all groups together."""
+    """Number of windows in a step of all groups together."""
     steps: int = 4096
     trials: int = 4
-    """Settings that are tried of everybody."""
+    """Number of settings that are tried for each contestant."""
     judged: int = 1024
-    """Windows: of the end of the text, for trials, and of the text to test on."""
+    """Number of windows to judge by: at the end of the training text for trials, and of the test split."""
 
 
 FULL = Setting()
@@ -57,7 +57,7 @@ QUICK = Setting(width=16, layers=1, heads=2, window=32, batch=8, steps=192, tria
 
 @dataclass(frozen=True)
 class Text:
-    """Windows, as int64 [·, window]: the token after each of x is in y."""
+    """Windows, as int64 [·, window]; y has the token that follows each one of x."""
 
     x: Tensor
     y: Tensor
@@ -86,7 +86,7 @@ def start_of(setting: Setting, seed: int) -> nn.Module:
 def measure(
     setting: Setting, text: Text, who: str, groups: int, tried: Settings, seed: int
 ) -> dict[str, Any]:
-    """A row: how good the mean of the groups is in the end, and what each of them sent."""
+    """Return a row: the quality of the mean of the groups at the end, and what each of them sent."""
     clock = WallClock()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -103,7 +103,10 @@ def measure(
 def train(
     world: Communicator, setting: Setting, text: Text, start: nn.Module, who: str, tried: Settings, seed: int
 ) -> dict[str, float]:
-    """As one of the groups; the loss, in nats a token, of the mean of all on its share of what is judged."""
+    """Train as one of the groups, and return the bytes sent and the losses, in nats per token.
+
+    The losses are those of the mean of all groups, on this group's share of the windows to judge by.
+    """
     contestant, model = CONTESTANTS[who], copy.deepcopy(start)
     topology, method = form(world, groups=world.size), contestant.method(tried, world.size, setting.steps)
     optimizer = hpcsgd.DistributedOptimizer(contestant.optimizer(model, tried), model, topology, method)
@@ -114,7 +117,7 @@ def train(
         loss_of(model, text.x[mine], text.y[mine]).backward()
         optimizer.step()
         schedule.step()
-    optimizer.method.state_dict()  # waits for what is under way
+    optimizer.method.state_dict()  # waits for pending averages
     spent = sum(total.bytes for total in world.stats.since(before).values())
     share = slice(world.rank, None, world.size)
     with optimizer.averaged_model():
@@ -124,7 +127,10 @@ def train(
 
 
 def batches(setting: Setting, text: Text, seed: int) -> Tensor:
-    """[steps, batch] rows of windows, each at most once while there are enough; the same for any groups."""
+    """Return rows of windows, [steps, batch], the same for any number of groups.
+
+    Each window is used at most once while there are enough.
+    """
     chance, count = torch.Generator().manual_seed(seed), text.held_out.start
     wanted = setting.steps * setting.batch
     passes = [torch.randperm(count, generator=chance) for _ in range(-(-wanted // count))]
@@ -142,7 +148,7 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
-    """Bytes that a rank sends, by the formulas of its method."""
+    """Return the bytes that a rank sends, by the formulas of its method."""
     m = ModelLayout.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
     plan = StepPlan.of(CONTESTANTS[who].method(tried, groups, setting.steps))
     return sum(

@@ -45,7 +45,7 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _curve(axes: Axes, row: Row, key: str) -> None:
-    """Points are means of equally many steps, but for the last."""
+    """Plot a curve whose points are means of equally many steps, except for the last."""
     width = -(-row["steps"] // len(row[key]))
     steps = [min(row["steps"], i * width + width / 2) for i in range(len(row[key]))]
     axes.plot(steps, row[key], color=COLORS[row["who"]], lw=1.4, label=row["who"])

@@ -15,14 +15,14 @@ from hpcsgd.data.windows import IGNORED
 from hpcsgd.models import cifar_resnet, cnn, lstm
 
 WORDS = 1000
-"""The most frequent ones of the text; all others are one more."""
+"""Number of the most frequent words of the text that are kept; all others become one more."""
 WINDOW = 20
-"""Tokens."""
+"""Number of tokens."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """To train on and to test on: x [n, …], and y int64, one or several for each x."""
+    """Training and test samples: x [n, …], and y of int64, one or several for each x."""
 
     x: Tensor
     y: Tensor
@@ -32,38 +32,42 @@ class Samples:
 
 @dataclass(frozen=True)
 class Task:
-    """What 16 workers train, all sparsifiers alike: SGD, a rate that falls to a tenth twice."""
+    """A task for 16 workers, the same for all sparsifiers: SGD with a learning rate that twice falls to a
+    tenth.
+    """
 
     title: str
     density: float
-    """As the DEFT paper has set it for its model of the kind."""
+    """The density that the DEFT paper uses for its model of the kind."""
     paper: float
-    """How many times as many elements Top-k sent there, with 16 workers."""
+    """Actual over set density of Top-k in the paper, with 16 workers."""
     samples: Callable[[Path, int], Samples]
-    """From the folder of the stores, and how many to train on."""
+    """Returns samples, given the folder of the dataset files and the number of training samples."""
     build: Callable[[], nn.Module]
     lr: float
     momentum: float
     batch: int
-    """Of each worker."""
+    """Batch size of each worker."""
     count: int
-    """To train on."""
+    """Number of training samples."""
     epochs: int
 
 
 def images(path: Path, count: int) -> Samples:
-    """Tested on all there are, but at most on twice as many as are trained on."""
+    """Return images; the test set has at most twice as many as the training set."""
     return Samples(*first(ImageDataset(path, "train"), count), *first(ImageDataset(path, "test"), 2 * count))
 
 
 def small_images(path: Path, count: int) -> Samples:
-    """Every four pixels are one, so that an image costs a quarter."""
+    """Return images with every four pixels averaged to one, so that an image takes a quarter of the time."""
     whole = images(path, count)
     return Samples(avg_pool2d(whole.x, 2), whole.y, avg_pool2d(whole.test_x, 2), whole.test_y)
 
 
 def words(path: Path, count: int) -> Samples:
-    """Rare ones are all the same, so that the model is of a size to train in minutes."""
+    """Return windows in which all rare words are the same, so that the model is small enough to train in
+    minutes.
+    """
     x, y = first(Windows(path, "train", bptt=WINDOW), count)
     test_x, test_y = first(Windows(path, "test", bptt=WINDOW), 2000)
     numbers = torch.full((Windows(path, "test", bptt=WINDOW).types,), WORDS)

@@ -1,8 +1,8 @@
 """One training of `density.py`: 16 virtual workers of one group, which take turns in one process.
 
-What each selects is the library's to say, and who comes first is who decides for all (worker t mod n). What
-else a sparse gradient reduction does, algorithm 1 of the DEFT paper, is five lines here; `difference`
-compares them with `hpcsgd.Sparse` on 16 real ranks.
+The library decides what each worker selects. The first to take its turn is the one that decides for all
+(worker t mod n). The rest of a sparse gradient reduction, algorithm 1 of the DEFT paper, takes five lines
+here. `difference` compares them with `hpcsgd.Sparse` on 16 real ranks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from hpcsgd.train.process import keep_freed_memory
 WORKERS = 16
 SEED = 1
 POINTS = 100
-"""Of a curve, each the mean over as many steps as it takes."""
+"""Number of points of a curve; each is the mean over a range of steps."""
 LAST = 20
-"""The error at the end is the mean over the last of so many parts of the run."""
+"""The error at the end is the mean over the last one of so many parts of the run."""
 MILESTONES = (0.6, 0.85)
 DENSE, DEFT, TOP_K, CLT_K, THRESHOLD = "dense", "DEFT", "Top-k", "CLT-k", "hard threshold"
 MICRO, EXDYNA = "MiCRO", "ExDyna"
@@ -51,12 +51,12 @@ SPARSIFIERS: dict[str, Callable[[float], Sparsifier]] = {
     "SIDCo": hpcsgd.SIDCo,
 }
 SHUFFLED, BY_LABEL = "shuffled", "by label"
-"""How samples are divided: anew in every epoch; or each worker has one label, which two may share."""
+"""How samples are divided: anew in every epoch, or so that each worker has one label, which two may share."""
 CONTESTANTS = (DENSE, *SPARSIFIERS, THRESHOLD)
 
 
 def measure(name: str, who: str, folder: Path, partition: str, count: int, epochs: int) -> dict[str, Any]:
-    """A row: how dense what was sent was, what was left, how good the model is after `epochs`."""
+    """Train, and return a row: density of what was sent, remaining error, and quality after `epochs`."""
     clock = WallClock()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -81,12 +81,14 @@ def train(
     make: Callable[[float], Sparsifier] | None,
     workers: list[list[Tensor]],
 ) -> tuple[list[float], list[float]]:
-    """Density and error of every step, by the `batches` of the workers; without `make` all is sent."""
+    """Return density and error of every step with the `batches` of the workers; without `make` everything is
+    sent.
+    """
     sgd = optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     schedule = MultiStepLR(sgd, [int(part * len(workers[0])) for part in MILESTONES])
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d) and module.momentum is not None:
-            module.momentum /= WORKERS  # one model sees what 16 would see, and average
+            module.momentum /= WORKERS  # one model sees what 16 models would see, and average
     g = flat_gradient(model)
     grad_reduce = None if make is None else Exchange(model, g, [make(task.density) for _ in range(WORKERS)])
     densities, errors = [], []
@@ -118,11 +120,11 @@ class Exchange:
         self.t = 0
 
     def take_in(self, rank: int) -> None:
-        """acc = e + g, line 5."""
+        """Compute acc = e + g (line 5)."""
         self.norms.append(kernels.accumulate(self.acc[rank], self.g, self.bounds))
 
     def combine(self) -> tuple[float, float]:
-        """Lines 6 to 12; density and error."""
+        """Do lines 6 to 12, and return density and error."""
         said: list[Tensor] = []
         turns = sorted(range(WORKERS), key=lambda rank: (rank - self.t) % WORKERS)
         selected = {rank: self._selected(rank, said) for rank in turns}
@@ -146,7 +148,7 @@ class Exchange:
 
 
 class Seat:
-    """What a sparsifier asks of the workers, where whoever broadcasts has the first turn."""
+    """The part of a communicator that a sparsifier uses; the worker that broadcasts has the first turn."""
 
     size = WORKERS
 
@@ -160,22 +162,22 @@ class Seat:
         return self
 
     def wait(self) -> None:
-        """It is there already."""
+        """Return at once, because the data is already there."""
 
 
 def started(task: Task) -> nn.Module:
-    """The same for all contestants."""
+    """Return the initial model, the same for all contestants."""
     torch.manual_seed(SEED)
     return task.build()
 
 
 def in_order(model: nn.Module) -> list[nn.Parameter]:
-    """As the library lays them out: backwards."""
+    """Return the parameters in the library's order, which is backwards."""
     return list(model.parameters())[::-1]
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
-    """Of all parameters, as one vector of zeros into which the backward pass adds."""
+    """Return the gradient of all parameters as one vector of zeros, into which the backward pass adds."""
     g = torch.zeros(sum(p.numel() for p in model.parameters()))
     for p, part in zip(in_order(model), g.split([p.numel() for p in in_order(model)]), strict=True):
         p.grad = part.view_as(p)
@@ -183,7 +185,7 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 
 def batches(task: Task, samples: Samples, partition: str, rank: int, epochs: int) -> list[Tensor]:
-    """Rows of a worker's batches; the order of the samples is another one in every epoch."""
+    """Return the rows of a worker's batches; the order of the samples differs in every epoch."""
     step, chance = WORKERS * task.batch, torch.Generator().manual_seed(SEED)
     count = len(samples.x) // step * step
     labelled = Dealt(len(samples.x), WORKERS, SEED, labels=samples.y.numpy())
@@ -199,8 +201,10 @@ def batches(task: Task, samples: Samples, partition: str, rank: int, epochs: int
 
 
 def first_threshold(task: Task, samples: Samples, model: nn.Module, first: list[Tensor]) -> float:
-    """λ with which the hard threshold selects as many elements as Top-k in the first step: the mean over the
-    workers of the k-th largest magnitude in their first gradients."""
+    """Return the λ with which the hard threshold selects as many elements as Top-k in the first step.
+
+    It is the mean over the workers of the k-th largest magnitude in their first gradients.
+    """
     found = []
     for rows in first:
         twin = copy.deepcopy(model)
@@ -211,7 +215,7 @@ def first_threshold(task: Task, samples: Samples, model: nn.Module, first: list[
 
 
 def loss_of(scores: Tensor, y: Tensor) -> Tensor:
-    """Of a class an image, or a word after each of a window's."""
+    """Return the loss of one class per image, or of the word after each one of a window."""
     return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED)
 
 
@@ -228,8 +232,10 @@ def test(model: nn.Module, samples: Samples) -> dict[str, float]:
 
 
 def difference(folder: Path, partition: str, steps: int = WORKERS + 4) -> float:
-    """Of densities and of errors, relative: the largest between virtual workers and real ranks, in the first
-    `steps` of DEFT on MNIST."""
+    """Return the largest relative difference between virtual workers and real ranks.
+
+    It compares densities and errors in the first `steps` of DEFT on MNIST.
+    """
     task = TASKS["mnist"]
     samples = task.samples(folder, steps * WORKERS * task.batch)
     workers = [batches(task, samples, partition, rank, 1) for rank in range(WORKERS)]
@@ -242,7 +248,7 @@ def difference(folder: Path, partition: str, steps: int = WORKERS + 4) -> float:
 def _on_ranks(
     world: Communicator, task: Task, samples: Samples, start: nn.Module, workers: list[list[Tensor]]
 ) -> tuple[list[float], list[float]]:
-    """What `train` does, by the library's own exchange."""
+    """Do the same as `train`, by the library's own gradient reduction."""
     model = copy.deepcopy(start)
     sgd = optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     grad_reduce = hpcsgd.Sparse(SPARSIFIERS[DEFT](task.density))
@@ -279,6 +285,6 @@ def _error(values: list[float]) -> dict[str, Any]:
 
 
 def thinned(values: list[float]) -> list[float]:
-    """At most `POINTS`, means of neighbours."""
+    """Return at most `POINTS` values, which are means of neighbors."""
     width = -(-len(values) // POINTS)
     return [float(f"{mean(values[i : i + width]):.5g}") for i in range(0, len(values), width)]

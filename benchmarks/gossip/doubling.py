@@ -1,7 +1,8 @@
-"""AR-SGD with the simplest of averages: all of the gradient, log₂ n times, after the backward pass.
+"""AR-SGD with the simplest allreduce: all of the gradient, log₂ n times, after the backward pass.
 
-The slides of the SGP paper do not say how its AR-SGD averages; its hours by nodes are those of recursive
-doubling (`paper_scaling.py`). Ours, `bsp`, sends 2·(n − 1)/n of the model instead of log₂ n times all of it.
+The slides of the SGP paper do not say how its AR-SGD averages. Its hours by number of nodes are those of
+recursive doubling (`paper_scaling.py`). Our `bsp` sends 2·(n − 1)/n of the model instead of log₂ n times all
+of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpcsgd.core.layout import nbytes
 
 
 def doubling(workload: Workload, world: Communicator) -> Step:
-    """A training step by it; the ranks are a power of two."""
+    """Return a training step by recursive doubling; the number of ranks is a power of two."""
     model = workload.model()
     optimizer, parameters = sgd(model), list(model.parameters())
     optimizer.register_step_pre_hook(lambda *_: average([_gradient(p) for p in parameters], world))
@@ -25,7 +26,7 @@ def doubling(workload: Workload, world: Communicator) -> Step:
 
 
 def average(gradients: Sequence[Tensor], world: Communicator) -> None:
-    """In place. What a rank has summed up comes from twice as many ranks after each exchange."""
+    """Average in place. After each exchange, a rank's sum is over twice as many ranks as before."""
     n, rank = world.size, world.rank
     assert n.bit_count() == 1, f"{n} ranks are no power of two"
     whole = torch.cat([g.reshape(-1) for g in gradients])
@@ -39,7 +40,7 @@ def average(gradients: Sequence[Tensor], world: Communicator) -> None:
 
 
 def sent(workload: Workload, n: int) -> float:
-    """Bytes of a rank in a step."""
+    """Return the bytes that a rank sends in a step."""
     size = nbytes(workload.model().parameters())
     return float(size * (n.bit_length() - 1))
 

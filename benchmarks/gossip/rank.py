@@ -1,4 +1,4 @@
-"""One rank of `gossip.py`: seconds a step of every contestant, in turn; rank 0 writes the rows."""
+"""One rank of `gossip.py`: seconds per step of every contestant, in turn; rank 0 writes the rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ DOUBLING = "AR-SGD by doubling"
 
 @dataclass(frozen=True)
 class Entry:
-    """A training step, what its messages are counted by, where they are ours, or what it sends, where that is
-    known."""
+    """A training step, and how to know what it sends: by the counts of our messages, or from a known number."""
 
     step: Step
     stats: CommStats | None = None
@@ -41,8 +40,11 @@ class Entry:
         return cls(ours(RESNET20, topology, method), topology.world.stats, method.state_dict)
 
     def block(self, steps: int, late: float) -> None:
-        """So many steps, this rank `late` seconds late in each, until all that they sent has arrived: a block
-        that ended sooner would take less than the links need."""
+        """Make so many steps, in each of which this rank is `late` seconds late, and wait until all is
+        received.
+
+        A block that ended sooner would take less time than the links need.
+        """
         for _ in range(steps):
             self.step()
             time.sleep(late)
@@ -70,7 +72,7 @@ def entries(size: int) -> dict[str, Entry]:
 def measure(
     table: dict[str, Entry], rounds: int, steps: int, delay: float, comm: MPI.Comm
 ) -> list[dict[str, Any]]:
-    """Blocks of steps in turn. The last rank is `delay` seconds late in every step."""
+    """Measure blocks of steps in turn. The last rank is `delay` seconds late in every step."""
     late = delay if comm.Get_rank() == comm.Get_size() - 1 else 0.0
     before: dict[str, dict[str, Total]] = {}
 
@@ -106,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True, help="in one timed block")
+    parser.add_argument("--steps", type=int, required=True, help="steps in one timed block")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()

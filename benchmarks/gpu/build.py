@@ -1,4 +1,4 @@
-"""The CUDA kernels on this GPU: built for it, all their tests, and a quick case under compute-sanitizer."""
+"""Build the CUDA kernels for this GPU, run all their tests, and run a quick case under compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpcsgd import kernels
 from hpcsgd.kernels.cuda import FILE
 
 TOOLS = {"memcheck": ["--report-api-errors=no"], "racecheck": []}
-"""Torch asks CUDA for what may fail, which is no finding."""
+"""Options of each tool. Torch makes CUDA calls that may fail, which are not findings."""
 TESTED = "tests/kernels/test_cuda.py"
 ON_GPU = ["-k", "not cpu and not without_a_gpu", "-n", "4"]
-"""What is for machines without a GPU is left out: it has run there."""
+"""The options leave out the tests for machines without a GPU, because those have run on such machines."""
 ONE_CASE = ["-k", "small_arrays and cpu and normal"]
 FINDING = 86
-"""The code with which compute-sanitizer is to end where it finds something."""
+"""The code with which compute-sanitizer exits if it finds something."""
 
 
 def measure(setting: Setting, found: Found) -> None:
@@ -38,7 +38,7 @@ def measure(setting: Setting, found: Found) -> None:
 
 
 def library(setting: Setting) -> dict[str, Any]:
-    """Which machine code is inside."""
+    """Return which machine code is in the library."""
     cuobjdump = shutil.which("cuobjdump")
     listed = [] if cuobjdump is None else [cuobjdump, "--list-elf", FILE]
     said = programs.run(listed, timeout=60, check=False).stdout.split() if listed and FILE.exists() else []
@@ -52,7 +52,9 @@ def _lacking(setting: Setting) -> float:
 
 
 def sanitized(tool: str, setting: Setting) -> dict[str, Any]:
-    """A few cases that reach every line of the kernels; without a GPU the kernels as code of the CPU."""
+    """Run a few cases that reach every line of the kernels; without a GPU the kernels are compiled for the
+    CPU.
+    """
     trial = [sys.executable, "-m", "kernels.cuda_trial"]
     if tool == "none":
         command = [*trial, "cpu", "1"]
@@ -65,7 +67,7 @@ def sanitized(tool: str, setting: Setting) -> dict[str, Any]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # each tensor's memory ends where it does
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # the memory of each tensor then ends where the tensor ends
     }
     try:
         done = programs.run(command, env=environment, timeout=setting.seconds * 0.35, check=False)

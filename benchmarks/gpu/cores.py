@@ -1,4 +1,4 @@
-"""Steps and messages of ranks that have a core each, beside what the same benchmarks say on two cores."""
+"""Steps and messages of ranks that have a core each, to compare with the same benchmarks on two cores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(setting: Setting, found: Found) -> None:
 
 
 def found_by(words: list[str], setting: Setting, found: Found) -> None:
-    """What another benchmark finds."""
+    """Run another benchmark, and add its rows and goals."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         command = [sys.executable, str(BENCHMARKS / words[0]), *words[1:], "--json", str(file)]
@@ -51,7 +51,7 @@ def found_by(words: list[str], setting: Setting, found: Found) -> None:
 
 
 def _no_hosts() -> str:
-    """Why no network namespaces with shaped links can be made here; "" where they can."""
+    """Return why no network namespaces with shaped links can be made here, or "" if they can be made."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "they need root and iproute2"
     name = f"hpcsgd-try-{os.getpid()}"

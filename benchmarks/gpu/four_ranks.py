@@ -1,4 +1,4 @@
-"""2 x 2 ranks of MPI on one GPU, their tensors by way of the host, against the same training on the CPU."""
+"""2 x 2 ranks of MPI on one GPU, with tensors sent through the host, against the same training on the CPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FEW = {
     RUNS: "bf16_master or DEFT",
     ENDS: "killed",
 }
-"""What is rehearsed of each."""
+"""The tests of each file that are run with --rehearse or --quick."""
 FULL = {METHODS: "explicit and (2-2 or one_group)"}
 ALL_MARKS = ["-m", "not soak and not large"]
-"""Others are left to `make test-long` for their time on the test device."""
+"""Other tests are left to `make test-long`, because they take long on the test device."""
 
 
 def measure(setting: Setting, found: Found) -> None:

@@ -1,5 +1,8 @@
-"""The kernels beside what a GPU can do: selection against torch.topk and a copy, DEFT's selection, packing
-and unpacking of what travels in few bits against a copy, and copies to the host and back."""
+"""The kernels compared with what a GPU can do.
+
+Selection is compared with torch.topk and with a copy, and DEFT's selection with torch.topk. Quantizers are
+compared with a copy. Copies to the host and back are timed too.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ QUANTIZERS: dict[str, Callable[[], Quantizer]] = {
 }
 COPY = "copy"
 OF_A_COPY = 0.4
-"""Goal: elements a second, as a part of those of a copy in the memory of the device."""
+"""Goal: elements per second, as a share of those of a copy in the memory of the device."""
 WORKERS, LAYERS, DENSITY = 8, 161, 0.01
 WIRE_HEAD = ["n", "who", "µs", "GB/s of float32", "over a copy (quartiles)"]
 KERNEL_HEAD = ["n", "kernel", "µs of one selection"]
@@ -71,7 +74,9 @@ def measure(setting: Setting, found: Found) -> None:
 
 
 def kernel_by_kernel(device: torch.device, n: int) -> list[dict[str, Any]]:
-    """Seconds of each kernel and copy of one selection of the 1 % largest, in their order."""
+    """Return the seconds of each kernel and copy in one selection of the 1 % largest elements, in their
+    order.
+    """
     x = torch.randn(n, device=device, generator=torch.Generator(device).manual_seed(0))
     segment = (torch.tensor([0]), torch.tensor([n]), torch.tensor([n // 100]))
     native.largest(x, *segment)
@@ -88,7 +93,7 @@ def kernel_by_kernel(device: torch.device, n: int) -> list[dict[str, Any]]:
 
 
 def packing(device: torch.device, n: int, rounds: int) -> list[dict[str, Any]]:
-    """Seconds of each wire in both directions, and of a copy of the vector."""
+    """Return the seconds of each quantizer in both directions, and of a copy of the vector."""
     x = torch.randn(n, device=device, generator=torch.Generator(device).manual_seed(0))
     room = torch.zeros_like(x)
     calls: dict[str, Callable[[], object]] = {COPY: lambda: room.copy_(x)}
@@ -125,7 +130,7 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def deft(device: torch.device, n: int, rounds: int) -> dict[str, Any]:
-    """Seconds of the slowest of 8 workers, each of which has other gradients; norms are not in them."""
+    """Return the seconds of the slowest of 8 workers and of topk; the time to compute norms is not included."""
     starts, stops = selection.layers(n, LAYERS)
     bounds = torch.cat([starts, stops[-1:]])
     method = Deft(DENSITY)
@@ -157,7 +162,7 @@ def deft(device: torch.device, n: int, rounds: int) -> dict[str, Any]:
 def staged(
     device: torch.device, sizes: tuple[int, ...], rounds: int, world: Communicator
 ) -> list[dict[str, Any]]:
-    """An operation of one rank by way of the host, beside the copies that it is made of."""
+    """Return the time of an operation of one rank through the host, and of the copies that it consists of."""
 
     def allreduce(x: Tensor) -> None:
         world.allreduce(x).wait()

@@ -17,9 +17,9 @@ from hpcsgd.models import gpt, resnet50
 from hpcsgd.train.model_layout import channels_last, compile_regions
 
 TYPES = 50_257
-"""Of tokens."""
+"""Number of different tokens."""
 MOMENTS = 2
-"""Tensors that AdamW keeps of each parameter."""
+"""Number of tensors that AdamW keeps for each parameter."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Subject:
     precision: str = "bf16"
     compiled: bool = False
     images: bool = False
-    """Whether channels come last."""
+    """True if channels come last."""
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
-        with self.device:  # a host with one thread needs seconds for it
+        with self.device:  # on the host this takes seconds with one thread
             model = self.make()
         if self.images:
             channels_last(model)
@@ -47,7 +47,7 @@ class Subject:
         return model
 
     def training(self, model: nn.Module, optimizer: optim.Optimizer) -> Step:
-        """One step of it."""
+        """Return a function that makes one training step."""
         x, y = (each.to(self.device) for each in self.batch())
         loss, precision = nn.CrossEntropyLoss(), PRECISIONS[self.precision](self.device.type)
 
@@ -62,7 +62,7 @@ class Subject:
         return step
 
     def plain(self) -> Step:
-        """As in plain torch."""
+        """Return a step in plain torch."""
         model = self.model()
         return self.training(model, adamw(model))
 
@@ -76,7 +76,10 @@ def adamw(model: nn.Module) -> optim.Optimizer:
 
 
 def subjects(setting: Setting) -> list[Subject]:
-    """The most valuable first. Batches are so large that the GPU, not the host, limits a step."""
+    """Return the models, the most important first.
+
+    Batches are so large that the GPU, not the host, limits a step.
+    """
     device = setting.device
     preset, batch, length = setting.of(("small", 16, 1024), ("small", 8, 1024), (None, 2, 16))
     types = setting.of(TYPES, TYPES, 50)

@@ -1,4 +1,4 @@
-"""Groups of NCCL: made, used, aborted, timed out; and what is refused, by one line before NCCL's many."""
+"""Groups of NCCL: made, used, aborted and timed out, and errors that we report in one line instead of NCCL."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Case:
     name: str
     ranks: int
     code: int | None
-    """None: any but 0."""
+    """The expected exit code; `None` stands for any but 0."""
     says: str
     gpu: bool = False
-    """Whether it says nothing where there is none."""
+    """True if the expected text is not printed without a GPU."""
 
 
 CASES = (

@@ -1,6 +1,6 @@
-"""`python nccl_cases.py CASE KIND`: what is to be seen of groups of NCCL, each in a process that may die.
+"""`python nccl_cases.py CASE KIND` runs one case of groups of NCCL, in a process that may die.
 
-Where there is no GPU the groups are gloo's.
+Without a GPU the groups are gloo's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hpcsgd.comm.process_group import GroupBackend
 from hpcsgd.comm.streams import StreamEvent, accelerator
 
 SHORT = 2.0
-"""Seconds after which a group takes an operation for lost."""
+"""Seconds after which a group considers an operation lost."""
 LONG = 2 * 10**10
-"""Cycles of a GPU that are more than that."""
+"""Number of cycles of a GPU that take longer than that."""
 
 
 def library() -> str:
@@ -35,7 +35,7 @@ def place() -> torch.device:
 
 
 def keep_busy() -> None:
-    """The device does nothing else for longer than `SHORT`."""
+    """Keep the device busy for longer than `SHORT`."""
     if library() == "nccl":
         torch.cuda._sleep(LONG)
     else:
@@ -49,7 +49,7 @@ def made(world: Communicator, timeout: float = 60.0) -> GroupBackend:
 
 
 def used(world: Communicator) -> None:
-    """Every operation, whose results are known."""
+    """Run every operation and check its result."""
     group, device = made(world), place()
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         x = torch.arange(1, 1001, device=device).to(dtype)
@@ -71,7 +71,7 @@ def used(world: Communicator) -> None:
 
 
 def aborted(world: Communicator) -> None:
-    """A group is ended while the device has not come to what it was asked for; later ones work."""
+    """End a group before the device has begun what it was asked for; later groups still work."""
     group, x = made(world), torch.ones(1000, device=place())
     if library() == "nccl":
         torch.cuda._sleep(10**9)
@@ -81,11 +81,11 @@ def aborted(world: Communicator) -> None:
 
 
 def timed_out(world: Communicator) -> None:
-    """The watch ends the job."""
+    """Let an operation time out, so that the watch ends the job."""
     group = made(world, SHORT)
     if library() == "nccl":
         x = torch.ones(1000, device=place())
-        group.allreduce(x, "sum")  # the first operation connects, and waits for a busy device with that
+        group.allreduce(x, "sum")  # the first operation connects, which would wait for a busy device
         torch.cuda.synchronize()
         keep_busy()
         group.allreduce(x, "sum")
@@ -97,7 +97,7 @@ def timed_out(world: Communicator) -> None:
 
 
 def sharded(world: Communicator) -> None:
-    """A model that torch shards over a group of one rank, by torch's own groups."""
+    """Train an FSDP model over a group of one rank, by torch's own groups."""
     del world
     device = place()
     topology = hpcsgd.init()

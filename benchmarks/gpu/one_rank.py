@@ -1,4 +1,4 @@
-"""A step of one rank beside plain torch: seconds, what the host waits for, memory."""
+"""A step of one rank compared with plain torch: seconds, waits of the host, and memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PLAIN = "plain torch"
 OVER_PLAIN = 1.01
 """Goal: ratio of seconds per step."""
 MORE_MEMORY = 1.0
-"""Goal: peak of memory over that of plain torch and what the formula adds to it."""
+"""Goal: peak of memory, relative to that of plain torch plus what the formula adds to it."""
 COUNTED = 8
-"""Steps whose waits are counted: with sync_every=8 one of them is a meeting."""
+"""Number of steps whose waits are counted; with sync_every=8 one of them synchronizes."""
 HEAD = ["model", "who", "ms/step", "over plain (quartiles)", "peak MB", "allowed MB", "waits in 8 steps"]
 
 
@@ -89,7 +89,7 @@ def measure(setting: Setting, found: Found) -> None:
 
 
 def peak(subject: Subject, entry: Entry) -> int:
-    """Bytes on the device at the worst moment of a step, of a contestant that is alone; 0 on the CPU."""
+    """Return the peak of bytes on the device in a step, for a contestant that runs alone; 0 on the CPU."""
     if subject.device.type != "cuda":
         return 0
     gc.collect()
@@ -103,8 +103,10 @@ def peak(subject: Subject, entry: Entry) -> int:
 
 
 def added(subject: Subject, method: hpcsgd.Method) -> float:
-    """Bytes that one rank keeps by the formula of `hpcsgd plan` beyond what plain torch keeps: parameters and
-    moments, without gradients, which `zero_grad` gives back there."""
+    """Return the bytes that one rank keeps, by the formula of `hpcsgd plan`, beyond what plain torch keeps.
+
+    Plain torch keeps parameters and optimizer state, but no gradients, which `zero_grad` frees.
+    """
     with torch.device("meta"):
         trained = [(name, p) for name, p in subject.make().named_parameters() if p.requires_grad]
     model = nbytes(p for _, p in trained)

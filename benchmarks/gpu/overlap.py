@@ -1,4 +1,4 @@
-"""Whether copies and messages go on beside the kernels, as the trace of `hpcsgd train` says that they do."""
+"""Whether copies and messages overlap with kernels, as the trace of `hpcsgd train` reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcsgd.report.overlap import Interval, length, union, without
 
 RANKS = 4
 UNSEEN = 0.1
-"""Goal: of the seconds of messages that the trace calls hidden, the part in which no kernel ran."""
+"""Goal: the share of the seconds of messages that the trace calls hidden in which no kernel ran."""
 HEAD = ["what", "ms", "beside kernels ms", "part"]
 
 
@@ -57,7 +57,9 @@ def measure(setting: Setting, found: Found) -> None:
 
 
 def row_of(what: str, some: Sequence[Interval], kernels: Sequence[Interval]) -> dict[str, Any]:
-    """Milliseconds of them all, and of those in which kernels ran. Intervals are in microseconds."""
+    """Return the milliseconds of all intervals, and of those in which kernels ran. Intervals are in
+    microseconds.
+    """
     whole = union((start, end) for start, end in some)
     alone = length(without(whole, [(start, end) for start, end in kernels]))
     return {"what": what, "ms": length(whole) / 1e3, "beside_ms": (length(whole) - alone) / 1e3}
@@ -74,7 +76,7 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def draw(told: dict[str, Any], target: Path) -> None:
-    """The last two steps: kernels, copies and messages, a line each."""
+    """Draw the last two steps, with one line each for kernels, copies and messages."""
     begin, end = told["steps"][-2][0], told["steps"][-1][1]
     lines = {**told["kernels"], **told["copies"], "messages": told["messages"]}
     with rc_context(STYLE):

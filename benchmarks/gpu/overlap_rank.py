@@ -1,5 +1,7 @@
-"""One rank of the section `overlap`: traces a few steps by torch's profiler and by our own trace at once;
-rank 0 writes what both saw."""
+"""One rank of the section `overlap`: traces a few steps by torch's profiler and by our own trace at once.
+
+Rank 0 writes what both recorded.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from hpcsgd.report.trace import Window
 
 GROUPS, EVERY, WARM_UP, STEPS = 2, 2, 4, 4
 LARGE = {"width": 512, "layers": 8, "heads": 8}
-"""29 million parameters: messages take no longer than they have to be seen."""
+"""29 million parameters, so that messages take long enough to be seen."""
 MARK = "clocks are compared"
 
 
@@ -52,7 +54,7 @@ def measured(topology: hpcsgd.Topology, setting: Setting) -> dict[str, Any]:
     events, marked = Events(), []
 
     def noted() -> None:
-        """A step; of every one it is known when it began, by either clock."""
+        """Make a step; for each step both clocks record when it began."""
         with record_function(MARK):
             marked.append(now())
         step()
@@ -83,7 +85,7 @@ def measured(topology: hpcsgd.Topology, setting: Setting) -> dict[str, Any]:
 
 
 def of_device(seen: list[dict[str, Any]], kinds: tuple[str, ...]) -> dict[str, list[tuple[float, float]]]:
-    """Intervals in microseconds, by stream."""
+    """Return intervals in microseconds, by stream."""
     found: dict[str, list[tuple[float, float]]] = {}
     for event in seen:
         if event.get("cat") in kinds and event.get("ph") == "X":

@@ -18,14 +18,14 @@ from harness.launching import BENCHMARKS
 
 ROOT = BENCHMARKS.parent
 PLUGINS = ("_hypothesis_pytestplugin", "pytest_mpi", "pytest_timeout", "xdist.plugin")
-"""What the tests use. Others that a machine happens to have could warn, and a warning is an error here."""
+"""Plugins that the tests use. Others that a machine has could warn, and a warning is an error here."""
 FIRST = 300
-"""Characters of what a failed test says."""
+"""Number of characters kept of the message of a failed test."""
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What became of the tests that `words` chose."""
+    """The results of the tests that `words` selected."""
 
     words: tuple[str, ...]
     ranks: int
@@ -33,13 +33,13 @@ class Tested:
     skipped: dict[str, str]
     failed: dict[str, str]
     ended: str
-    """Why pytest itself did not come to its end; "" where it did."""
+    """Why pytest itself did not finish, or "" if it did."""
 
     def row(self) -> dict[str, Any]:
         return {**self.__dict__, "words": " ".join(self.words)}
 
     def goals(self, about: str) -> list[Goal]:
-        """None fails, is skipped or is missing."""
+        """Return the goal that no test fails, is skipped or is missing."""
         bad = len(self.failed) + len(self.skipped) + bool(self.ended) + (self.passed == 0)
         return [Goal(f"{about}: tests that fail or are skipped ({self.passed} pass)", bad, 0)]
 
@@ -51,10 +51,10 @@ class Tested:
 
 
 def tested(words: Sequence[str], timeout: float, ranks: int) -> Tested:
-    """`pytest` with these words, on `ranks` ranks of MPI; what it prints goes to the log."""
+    """Run `pytest` with these words on `ranks` ranks of MPI; its output goes to the log."""
     with tempfile.TemporaryDirectory() as folder:
         launcher = [] if ranks == 1 else [mpiexec(), "-n", str(ranks)]
-        number = "$PMI_RANK" if ranks > 1 else "0"  # pytest puts in what it stands for
+        number = "$PMI_RANK" if ranks > 1 else "0"  # pytest expands the variable
         command = [
             *launcher, sys.executable, "-m", "pytest", "-q", "-rs", "--color=no", "--capture=sys",
             *itertools.chain(*(("-p", plugin) for plugin in PLUGINS)),

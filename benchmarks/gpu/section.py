@@ -1,6 +1,6 @@
 """One section of `gpu.py`, in a process of its own: `python section.py NAME …`.
 
-What a section finds is in a file from the moment at which it is found.
+Results are written to a file as soon as they are found.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ FAR = "far"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a section is given."""
+    """The settings of a section."""
 
     kind: str
-    """Of the device: "cuda" and the like, `FAR`, or "cpu"."""
+    """The kind of device: "cuda" and the like, `FAR`, or "cpu"."""
     quick: bool
-    """Few sizes and rounds."""
+    """True for few sizes and rounds."""
     rehearse: bool
-    """Tiny sizes: that every line runs."""
+    """True for tiny sizes, to check that every line runs."""
     seconds: float
-    """After which this process is killed."""
+    """Number of seconds after which this process is killed."""
     folder: Path
-    """For pictures."""
+    """Folder for pictures."""
 
     @property
     def device(self) -> torch.device:
@@ -47,17 +47,17 @@ class Setting:
 
     @property
     def on_gpu(self) -> bool:
-        """NVIDIA's or AMD's, not an emulated one."""
+        """True for a real GPU of NVIDIA or AMD, not an emulated one."""
         return self.kind == "cuda"
 
     def of(self, full: Any, quick: Any, rehearsed: Any) -> Any:
-        """The one that is meant now."""
+        """Return the value for the current mode."""
         return rehearsed if self.rehearse else quick if self.quick else full
 
 
 @dataclass
 class Found:
-    """Rows and goals of a section, in `file` as soon as they are known."""
+    """Rows and goals of a section, which are written to `file` as soon as they are known."""
 
     file: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -79,14 +79,14 @@ class Found:
         cells: Sequence[Sequence[object]],
         goals: Sequence[Goal] = (),
     ) -> None:
-        """The same, with a table."""
+        """Add rows and goals like `add`, and print a table."""
         print_table(cells, head)
         self.add(part, rows, goals)
 
 
 @contextlib.contextmanager
 def device_switched_on(kind: str) -> Iterator[None]:
-    """Where `kind` is the test device, it is this process's accelerator."""
+    """Make the test device this process's accelerator if `kind` is `FAR`."""
     if kind != FAR:
         yield
         return
@@ -97,7 +97,7 @@ def device_switched_on(kind: str) -> Iterator[None]:
 
 
 def test_device() -> Any:
-    """The package `far` of the tests."""
+    """Import the package `far` of the tests."""
     if str(TESTS) not in sys.path:
         sys.path.append(str(TESTS))
     return importlib.import_module("far")

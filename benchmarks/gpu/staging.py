@@ -1,7 +1,8 @@
-"""What travels by way of the host, against the bus: copies down and up, and an operation around them.
+"""The time to send through the host, relative to the bus: copies down and up, and an operation with both.
 
-The bus is what a copy of pinned memory reaches. An operation with nobody (one rank) copies down, waits, and
-copies up again: where it takes as long as the two copies, staging adds nothing to the bus.
+The speed of the bus is what a copy of pinned memory reaches. An operation of one rank has no partner: it
+copies down, waits, and copies up again. If it takes as long as the two copies, staging adds nothing to the
+time of the bus.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from harness import Contestant, Goal, Spread, WallClock, interleaved, ratios
 
 DOWN, UP, STAGED = "down", "up", "staged allreduce of one rank"
 OVER_BUS = 1.1
-"""Goal: seconds of an operation over those of its two copies."""
+"""Goal: seconds of an operation, relative to those of its two copies."""
 IN_LARGE = 16_000_000
-"""Bytes from which on it holds: a smaller operation is the calls that it makes."""
+"""Number of bytes from which on the goal holds; the time of a smaller operation is mostly that of its calls.
+"""
 HEAD = ["MB", "who", "ms", "GB/s", "over the bus (quartiles)"]
 
 
 def calls(x: Tensor, allreduce: Callable[[Tensor], object]) -> Mapping[str, Callable[[], object]]:
-    """Of the same bytes each."""
+    """Return the calls, each of which moves the same number of bytes."""
     pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type != "cpu")
     return {
         DOWN: lambda: pinned.copy_(x, non_blocking=True),
@@ -40,7 +42,7 @@ def rows_of(
     allreduce: Callable[[Tensor], object],
     done: Callable[[], object],
 ) -> list[dict[str, Any]]:
-    """For `sizes` in bytes; `done` returns when the device has done all it was given."""
+    """Return the rows for `sizes` in bytes; `done` returns when the device has finished all its work."""
     rows = []
     for size in sizes:
         x = torch.ones(size // 4, device=device)

@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 def waits_of(step: Step, steps: int, setting: Setting) -> Counter[str]:
-    """Of so many steps, after one that is not counted: how often what was waited for, and where."""
+    """Return how often the host waited for what, and where, in `steps` steps after one that is not counted."""
     if setting.kind == FAR:
         step()
         torch.accelerator.synchronize()
@@ -36,7 +36,7 @@ def waits_of(step: Step, steps: int, setting: Setting) -> Counter[str]:
 
 
 def traced(step: Step, steps: int, setting: Setting) -> list[Event]:
-    """The events of torch's profiler while these steps run."""
+    """Return the events of torch's profiler while these steps run."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.on_gpu else [])]
     step()
     with profile(activities=activities) as profiler:
@@ -52,7 +52,7 @@ def traced(step: Step, steps: int, setting: Setting) -> list[Event]:
 
 
 def named(events: list[Event]) -> Counter[str]:
-    """Waits within steps, each with the innermost operation of torch around it on the same thread."""
+    """Return the waits within steps, each with the innermost torch operation around it on the same thread."""
     whole = [event for event in events if event.get("ph") == "X"]
     steps = [event for event in whole if event["name"] == STEP and event.get("cat") == "user_annotation"]
     operations = [event for event in whole if event.get("cat") == "cpu_op"]

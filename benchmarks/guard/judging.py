@@ -1,4 +1,4 @@
-"""What the rows of `guard.py` say: the loss over that of the other groups alone, seed by seed."""
+"""How the rows of `guard.py` are judged: the loss relative to the other groups alone, seed by seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def losses(rows: Sequence[Row], who: str, case: str) -> list[float]:
 
 
 def judged(rows: Sequence[Row]) -> tuple[list[list[object]], list[Goal]]:
-    """Return the lines of the table, and what was to be reached."""
+    """Return the rows of the table, and the goals."""
     lines: list[list[object]] = []
     goals: list[Goal] = []
     for who in METHODS:

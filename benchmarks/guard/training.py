@@ -1,4 +1,4 @@
-"""One training of `guard.py`, by the library, its groups threads of one process."""
+"""One training of `guard.py` by the library; the groups are threads of one process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hpcsgd.core.topology import form
 from hpcsgd.data import convert
 
 GROUPS, NOISY = 4, 1
-"""Groups of one rank, and the one whose data are noise."""
+"""Number of groups of one rank, and the index of the group whose data are noise."""
 EVERY = 4
 BATCH = 32
 LAST = 10
-"""Synchronizations over which the loss is averaged."""
+"""Number of synchronizations over which the loss is averaged."""
 TIMEOUT = 600.0
 WITHOUT, PLAIN, GUARDED = "without the group", "plain mean", "guarded"
 CASES = (WITHOUT, PLAIN, GUARDED)
@@ -57,7 +57,7 @@ METHODS: Mapping[str, Callable[[Guard], hpcsgd.Method]] = {
     "delayed": lambda guard: hpcsgd.delayed(hpcsgd.hierarchical(EVERY, guard=guard), 2),
     "streaming": lambda guard: hpcsgd.streaming(hpcsgd.diloco(EVERY, guard=guard), 2, 1),
 }
-"""What trains, given its guard."""
+"""The methods, each made with its guard."""
 
 
 def digits() -> Samples:
@@ -74,7 +74,7 @@ def network(seed: int, inputs: int) -> nn.Module:
 
 
 def measure(setting: Setting, samples: Samples, who: str, case: str, seed: int) -> dict[str, Any]:
-    """A row: the loss of the common model after the last synchronizations."""
+    """Return a row: the loss of the common model after the last synchronizations."""
     clock = WallClock()
     torch.set_num_threads(1)
     start = network(seed, samples.x[0].numel()).state_dict()

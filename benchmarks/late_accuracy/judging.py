@@ -1,4 +1,4 @@
-"""What the rows of `late_accuracy.py` say: how far all are from plain, seed by seed."""
+"""How the rows of `late_accuracy.py` are judged: the difference from the plain method, seed by seed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from late_accuracy.training import CONTESTANTS, PLAIN
 
 Row = dict[str, Any]
 POINTS_BEHIND, LOSS = 0.3, 1.005
-"""Goals: points of accuracy, loss over that of plain."""
+"""Goals: points of accuracy behind the plain method, and loss relative to it."""
 
 
 def figures(rows: Sequence[Row], task: Task) -> dict[int, float]:
-    """Of each seed: the loss, or the accuracy in points."""
+    """Return the loss of each seed, or the accuracy in points."""
     return {row["seed"]: row["test_loss"] if task.by_loss else 100 * row["accuracy"] for row in rows}
 
 
 def behind(mine: Mapping[int, float], plain: Mapping[int, float], task: Task) -> list[float]:
-    """Of each seed that both have: the loss over that of plain, or points less than it."""
+    """Return, for each seed that both have, the loss relative to plain, or the points behind it."""
     both = sorted(mine.keys() & plain.keys())
     return [mine[seed] / plain[seed] if task.by_loss else plain[seed] - mine[seed] for seed in both]
 
 
 def judged(rows: Sequence[Row], tasks: Mapping[str, Task]) -> tuple[list[list[object]], list[Goal]]:
-    """The lines of the table, and what was to be reached."""
+    """Return the rows of the table, and the goals."""
     lines: list[list[object]] = []
     goals = []
     for name, task in tasks.items():
@@ -48,7 +48,7 @@ def goal(task: Task, who: str, apart: float) -> Goal:
 
 
 def cells(values: Sequence[float], apart: Sequence[float], task: Task) -> list[object]:
-    """How good, from which to which seed, and how far behind, with the standard error of that."""
+    """Return the mean, the range over seeds, and the difference from plain with its standard error."""
     digits = 4 if task.by_loss else 2
     spread = f"{min(values):.{digits}f}–{max(values):.{digits}f}"
     difference = f"{mean(apart):.{digits}f}"

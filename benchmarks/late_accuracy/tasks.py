@@ -1,4 +1,4 @@
-"""What is trained for `late_accuracy.py`: small enough for two cores, as tensors in memory."""
+"""The tasks of `late_accuracy.py`: small enough for two cores, as tensors in memory."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from hpcsgd.data import Windows, convert
 from hpcsgd.models import cnn, lstm, resnet20
 
 CHARACTERS = 64
-"""The most frequent ones; all others are the last of them."""
+"""Number of distinct characters; the last stands for all that are not among the most frequent."""
 WINDOW = 64
-"""Characters."""
+"""Length of a window in characters."""
 TESTED = 1600
-"""Windows."""
+"""Number of windows of the test split."""
 TO_A_WORD = 4
-"""Characters at least, in the mean, with the space."""
+"""Minimum of the mean number of characters in a word, with the space."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What four groups train; the rate rises in the first twentieth and falls to 0 as a cosine."""
+    """A task for four groups; the learning rate rises in the first twentieth and then falls to 0 as a cosine."""
 
     title: str
     samples: Callable[[Path, int], Samples]
-    """From the folder of the stores, and how many to train on."""
+    """Returns samples, given the folder of the dataset files and the number of training samples."""
     build: Callable[[], nn.Module]
     optimizer: Callable[[Iterable[nn.Parameter]], optim.Optimizer]
     batch: int
-    """Of each group."""
+    """Batch size of each group."""
     count: int
-    """To train on."""
+    """Number of training samples."""
     epochs: int
     by_loss: bool = False
-    """Judged by the loss, not by the accuracy."""
+    """True if the task is judged by the loss, not by the accuracy."""
 
 
 def characters(path: Path, count: int) -> Samples:
-    """Windows of the beginning of a text, and of the beginning of the one to test on."""
+    """Return windows of the beginning of the training text, and of the beginning of the test text."""
     text, test = (_text(path, split, n) for split, n in (("train", count), ("test", TESTED)))
     alphabet = [c for c, _ in Counter(text).most_common(CHARACTERS - 1)]
     places = {c: i for i, c in enumerate(alphabet)}
@@ -52,7 +52,7 @@ def characters(path: Path, count: int) -> Samples:
 
 
 def _text(path: Path, split: str, count: int) -> str:
-    """Enough for so many windows."""
+    """Return enough text for `count` windows."""
     words = Windows(path, split, bptt=(count * WINDOW + 1) // TO_A_WORD)
     [[tokens, _]] = [words.collate(words.__getitems__([0]))]
     return words.tokenizer.decode(tokens[0].tolist()).replace("<eos>", "\n")
@@ -66,7 +66,7 @@ def windows(text: str, places: dict[str, int], count: int) -> tuple[Tensor, Tens
 
 
 def digits(_: Path, count: int) -> Samples:
-    """They come with the library that reads them."""
+    """Return handwritten digits, which come with the library that reads them."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "digits.h5"
         convert("digits", None, store)

@@ -1,4 +1,4 @@
-"""One training of `late_accuracy.py`, by the library, its groups threads of one process."""
+"""One training of `late_accuracy.py` by the library; the groups are threads of one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from late_accuracy.tasks import Task
 
 GROUPS, EVERY = 4, 8
 WARM_UP = 0.05
-"""Of the steps."""
+"""Share of the steps in which the learning rate rises."""
 TIMEOUT = 3600.0
 
 
@@ -45,7 +45,7 @@ CONTESTANTS: dict[str, Callable[[], hpcsgd.Method]] = {
 
 
 def measure(task: Task, who: str, seed: int, folder: Path) -> dict[str, Any]:
-    """A row: how good the mean of the groups is in the end."""
+    """Return a row: the quality of the mean of the groups at the end."""
     clock = WallClock()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -60,7 +60,9 @@ def measure(task: Task, who: str, seed: int, folder: Path) -> dict[str, Any]:
 def train(
     world: Communicator, task: Task, samples: Samples, start: nn.Module, who: str, seed: int
 ) -> dict[str, float]:
-    """As one of the groups; what the mean of all makes of its share of what is tested."""
+    """Train as one of the groups, and return how well the mean of all does on this group's share of the test
+    data.
+    """
     model, rows = copy.deepcopy(start), batches(task, len(samples.x), seed, world.rank)
     topology = form(world, groups=GROUPS)
     optimizer = hpcsgd.DistributedOptimizer(
@@ -81,12 +83,12 @@ def train(
 
 
 def rate(part: float) -> float:
-    """Of the highest rate, after this part of the steps."""
+    """Return the share of the highest learning rate after this part of the steps."""
     return min(part / WARM_UP, 0.5 * (1 + cos(pi * min(part, 1.0))))
 
 
 def batches(task: Task, count: int, seed: int, group: int) -> list[Tensor]:
-    """Rows of the group's batches; the order of the samples is another one in every epoch."""
+    """Return the rows of the group's batches; the order of the samples differs in every epoch."""
     chance, step = torch.Generator().manual_seed(seed), GROUPS * task.batch
     orders = (torch.randperm(count, generator=chance)[: count // step * step] for _ in range(task.epochs))
     return [rows for order in orders for rows in order.view(-1, GROUPS, task.batch)[:, group]]

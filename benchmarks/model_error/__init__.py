@@ -1,1 +1,1 @@
-"""Predicted and measured steps."""
+"""The parts of `model_error.py`."""

@@ -1,4 +1,4 @@
-"""What is predicted and measured: models × methods × shapes."""
+"""The cells that are predicted and measured: models × methods × shapes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from hpcsgd.methods import (
 INPUTS, CLASSES = 256, 10
 WIDTHS = {"0.6 M": 490, "1.2 M": 700}
 B = 64
-"""Samples of a group and step."""
+"""Number of samples per group and step."""
 EVERY = 4
 RANKS_PER_HOST = 2
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
-"""P × K."""
+"""Pairs of P and K."""
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
     "hierarchical": lambda: hierarchical(EVERY),
@@ -38,10 +38,14 @@ METHODS: dict[str, Callable[[], Method]] = {
     "osgp": lambda: osgp(1),
     "ad_psgd": ad_psgd,
 }
-"""Those that plan offers, and one that meets in every step because its gradients say so."""
+"""The methods that plan offers, and one that synchronizes in every step because its gradients say so."""
 STEPS: Mapping[str, int] = dict.fromkeys(METHODS, EVERY) | {"ad_psgd": 16, "osgp": 16}
-"""Of a block: from one meeting to the next; or so many that every group has had some of the partners that
-chance draws, and that the message which is under way at the end of a block counts for little."""
+"""Number of steps of a block.
+
+For most methods it is the number from one synchronization to the next. For the others it is so large that
+every group has had several of its random partners, and that the pending message at the end of a block matters
+little.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Cell:
 
 
 def cells(models: list[str], shapes: list[tuple[int, int]]) -> Iterator[Cell]:
-    """In one group all methods are bsp, but for the one that reduces whole vectors."""
+    """Yield the cells. With one group all methods are bsp, except the one that reduces whole vectors."""
     for model in models:
         for P, K in shapes:
             for method in METHODS if P > 1 else ("bsp", "allreduce_local_sgd"):

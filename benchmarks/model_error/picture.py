@@ -1,4 +1,4 @@
-"""Measured against predicted seconds a step."""
+"""The picture of `model_error.py`: measured against predicted seconds per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On every rank of shaped hosts: what a rank computes, and seconds a step of every cell, to --out."""
+"""Run on every rank of shaped hosts, and write the time of computing and of a step of every cell to --out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from model_error.cells import (
 )
 
 TIMES = 7
-"""That computing alone is timed."""
+"""Number of times that computing alone is timed."""
 
 
 def sgd(net: nn.Module) -> optim.Optimizer:
@@ -41,7 +41,7 @@ def sgd(net: nn.Module) -> optim.Optimizer:
 
 
 def computing(model: str, batch: int, ranks: Together) -> dict[str, float]:
-    """Seconds of forward, backward and update of the slowest rank, all of them at it."""
+    """Return the seconds of forward pass, backward pass and update on the slowest rank, while all are busy."""
     net = network(model)
     optimizer = sgd(net)
     x, y = torch.randn(batch, INPUTS), torch.randint(CLASSES, (batch,))
@@ -65,8 +65,11 @@ def computing(model: str, batch: int, ranks: Together) -> dict[str, float]:
 def seconds(
     world: Communicator, cell: Cell, blocks: int, ranks: Together
 ) -> tuple[list[float], dict[str, float]]:
-    """A step, of the slowest rank, the mean over as many as lie between two meetings; once a block. And how
-    long of a step ranks stood still in each phase, on the mean over them."""
+    """Return the seconds of a step for each block, and how long of a step ranks waited in each phase.
+
+    The seconds are those of the slowest rank, averaged over the steps of a block. The waits are means over
+    the ranks.
+    """
     topology, net = form(world, groups=cell.P), network(cell.model)
     optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, topology, METHODS[cell.method]())
     x, y = torch.randn(B // cell.K, INPUTS), torch.randint(CLASSES, (B // cell.K,))
@@ -87,7 +90,7 @@ def seconds(
         block()
         found.append(ranks.slowest(clock.stop()) / steps)
     stood = {name: total.waited / (blocks * steps) for name, total in world.stats.since(before).items()}
-    optimizer.state_dict()  # what is under way arrives
+    optimizer.state_dict()  # waits for pending messages
     topology.world.close_dups(60.0)
     return found, ranks.mean(stood)
 

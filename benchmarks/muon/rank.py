@@ -59,7 +59,7 @@ class Training:
         return sum(total.bytes for total in self.topology.world.stats.totals().values())
 
     def state(self) -> int:
-        """Bytes of the optimizer's on this rank."""
+        """Return the bytes of optimizer state on this rank."""
         values = (x for state in self.optimizer.state.values() for x in state.values())
         return sum(x.nbytes for x in values if isinstance(x, torch.Tensor) and x.dim())
 

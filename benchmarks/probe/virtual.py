@@ -1,4 +1,4 @@
-"""Job files, a training on virtual ranks, the averaged model's accuracy."""
+"""Job files, trainings on virtual ranks, and the accuracy of the averaged model."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ BATCH = 500
 
 
 def job(name: str, data: Path, overrides: Sequence[str] = ()) -> Config:
-    """The job file `name`, its store taken from the folder `data`."""
+    """Return the job file `name` with its dataset file in the folder `data`."""
     store = data / f"{name.partition('_')[0]}.h5"
     return load(JOBS / f"{name}.toml", ["--data.path", str(store), *overrides])
 
 
 def alone(work: Callable[[Communicator], Result]) -> Result:
-    """On one rank, which hosts all groups, on one core."""
+    """Run `work` on one rank, which hosts all groups, on one core."""
     torch.set_num_threads(1)
     keep_freed_memory()
     return threads.run(1, work, timeout=24 * 3600)[0]
 
 
 def accuracy(groups: VirtualGroups, test: ImageDataset, device: torch.device) -> float:
-    """The share of the test samples that the averaged model gets right."""
+    """Return the share of the test samples that the averaged model classifies correctly."""
     right = 0
     with groups.averaged() as model:
         for rows in torch.arange(len(test)).split(BATCH):
@@ -44,5 +44,5 @@ def accuracy(groups: VirtualGroups, test: ImageDataset, device: torch.device) ->
 
 
 def where(device: torch.device) -> dict[str, Any]:
-    """The accelerator, for the record of the machine."""
+    """Return the accelerator, for the record of the machine."""
     return {"accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None}

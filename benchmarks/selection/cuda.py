@@ -1,11 +1,12 @@
-"""The k elements of largest magnitude on a GPU: ours against torch.topk and against a copy of the array.
+"""The k elements of largest magnitude on a GPU: our kernel against torch.topk and a copy of the array.
 
     python benchmarks/selection.py --cuda [--quick] [--json FILE]
 
-Seconds are the device's, between two events, for several calls one after the other. Before the first event
-the device is given other work, so that it does not wait for the host in between. The copy is from device
-memory to device memory; it reads and writes the array, so half of the memory's bandwidth is reached where
-ours takes no longer. "by layers" is 161 segments in one call, as many as ResNet-50 has, each with its own k.
+Seconds are those of the device, between two events, for several calls one after the other. Before the first
+event the device is given other work, so that it does not wait for the host in between. The copy is from
+device memory to device memory, and it reads and writes the array. If our kernel takes no longer, it reaches
+half of the memory's bandwidth. "by layers" is 161 segments in one call, as many as ResNet-50 has, each with
+its own k.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ OVER = {TOPK: 1 / 5, COPY: 1.0}
 """Goals: ratios of the device's seconds."""
 N = 25_600_000
 IN_MEMORY = 16_000_000
-"""Elements from which on the goals hold: smaller arrays live in a cache."""
+"""Number of elements from which on the goals hold, because smaller arrays fit into a cache."""
 SHARES = (0.001, 0.01)
 CALLS = 5
-"""Between two events."""
+"""Number of calls between two events."""
 AHEAD, MOST_AHEAD = 40, 640
-"""Copies that keep the device busy while the host puts a contestant's calls into the stream."""
+"""Numbers of copies that keep the device busy while the host puts a contestant's calls into the stream."""
 
 
 class DeviceClock:
-    """The device's own, which is kept busy until it gets what is timed; longer where the host is slow."""
+    """The clock of the device, which is kept busy until it gets what is timed, longer if the host is slow."""
 
     def __init__(self, device: torch.device) -> None:
         self._ahead = AHEAD
@@ -60,21 +61,21 @@ class DeviceClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The device's own where it has one."""
+    """Return the clock of the device if it has one, otherwise one of the host."""
     if device.type == "cuda":
         return DeviceClock(device)
     return WallClock(functools.partial(settle, device) if on_accelerator(device) else lambda: None)
 
 
 def layers(n: int, count: int = 161) -> tuple[torch.Tensor, torch.Tensor]:
-    """Starts and stops of as many layers as ResNet-50 has, from 64 elements to 2.4 million, n in all."""
+    """Return starts and stops of as many layers as ResNet-50 has, from 64 elements to 2.4 million, n in all."""
     sizes = np.geomspace(64, 2_400_000, count)
     bounds = (np.concatenate([[0], sizes.cumsum() / sizes.sum()]) * n).astype(np.int64)
     return torch.from_numpy(bounds[:-1].copy()), torch.from_numpy(bounds[1:].copy())
 
 
 def measured(x: torch.Tensor, elements: str, share: float, rounds: int) -> list[dict[str, Any]]:
-    """A row for each contestant; ratios are those of ours over it, in the same rounds."""
+    """Return a row for each contestant; ratios are our time over its time in the same rounds."""
     n, k = len(x), int(len(x) * share)
     whole = (torch.tensor([0]), torch.tensor([n]), torch.tensor([k]))
     starts, stops = layers(n)
@@ -122,12 +123,12 @@ HEAD = ["n", "elements", "k", "who", "µs", "GB/s", "ours over it (quartiles)"]
 
 
 def fewer(rounds: int, n: int) -> int:
-    """As many rounds of n elements as take no longer than those of N, and 3 at least."""
+    """Return how many rounds of n elements take no longer than `rounds` rounds of N, but at least 3."""
     return max(min(rounds, rounds * N // n), min(rounds, 3))
 
 
 def rows_of(device: torch.device, sizes: Sequence[int], rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """All that there is to be measured."""
+    """Return the rows for all sizes, kinds of elements and shares."""
     rows: list[dict[str, Any]] = []
     for n in sizes:
         generator = torch.Generator(device).manual_seed(0)
@@ -140,7 +141,7 @@ def rows_of(device: torch.device, sizes: Sequence[int], rounds: int, quick: bool
 
 
 def measure(quick: bool, file: Path | None) -> None:
-    """Raises `SystemExit` where there is no GPU, or no library for it: then nothing was measured."""
+    """Measure on a GPU. Raises `SystemExit` if there is no GPU or no library for it."""
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here: nothing was measured")
     device = torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""`selsync.py --partition` and `--non-iid`: what samples workers have, where they meet seldom."""
+"""`selsync.py --partition` and `--non-iid`: how samples are divided among workers that rarely synchronize."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selsync.trainings import BATCH, here, job, train
 
 WORKERS, LABELS = 8, 10
 DELTA = 0.5
-"""A high LSSR, as the paper asks for."""
+"""A value that gives a high LSSR, as the paper asks for."""
 SEEDS = 2
 EPOCHS = 8
 
@@ -22,7 +22,9 @@ EPOCHS = 8
 def partitions(
     store: Path, quick: bool, plot: Path | None
 ) -> tuple[list[dict[str, Any]], list[Goal], dict[str, Any]]:
-    """The paper: SelDP 90.86 %, DefDP 64.1 % (GA, VGG11, δ = 0.25); PA 91.42, GA 90.86 (SelDP)."""
+    """Compare partitions. The paper: SelDP 90.86 %, DefDP 64.1 % (GA, VGG11, δ = 0.25); PA 91.42, GA 90.86
+    (SelDP).
+    """
     del plot
     workers, seeds = (2, 1) if quick else (WORKERS, SEEDS)
     epochs = workers if quick else EPOCHS
@@ -61,7 +63,7 @@ def partitions(
 def non_iid(
     store: Path, quick: bool, plot: Path | None
 ) -> tuple[list[dict[str, Any]], list[Goal], dict[str, Any]]:
-    """Ten workers with a label each; (α, β, δ) as in the paper's figure 12, and FedAvg (1, 0.1)."""
+    """Train ten workers with one label each; (α, β, δ) as in the paper's figure 12, and FedAvg (1, 0.1)."""
     workers = 2 if quick else LABELS
     epochs = 1 if quick else EPOCHS
     label = {"partition": {"name": "by_label"}}

@@ -1,4 +1,4 @@
-"""`selsync.py --overhead`: what a step costs with Δ and its exchange, beside one without, on two ranks."""
+"""`selsync.py --overhead`: time of a step with Δ and its exchange, relative to one without, on two ranks."""
 
 from __future__ import annotations
 

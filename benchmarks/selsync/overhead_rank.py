@@ -1,4 +1,7 @@
-"""One rank of `overhead.py`: steps with and without Δ in turn, and its parts alone; rank 0 writes."""
+"""One rank of `overhead.py`: times steps with and without Δ in turn, and the parts of Δ alone.
+
+Rank 0 writes the rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.train.process import keep_freed_memory
 
 TIMES = 200
-"""Of what is too short for one look."""
+"""Number of repetitions of what is too short to time once."""
 
 
 def trainer(topology: hpcsgd.Topology, method: hpcsgd.Method) -> tuple[Step, hpcsgd.DistributedOptimizer]:

@@ -1,4 +1,4 @@
-"""`selsync.py --table`: Table I of the SelSync paper in small, on hosts with links as slow as there."""
+"""`selsync.py --table`: Table I of the SelSync paper on a small scale, with links as slow as in the paper."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from selsync.trainings import BATCH, job, on_shaped, train
 
 WORKERS = 8
 RATE = "1500kbit"
-"""Of a link: BSP then communicates some twenty times as long as it computes. In the paper VGG11, 507 MB,
-crosses 5 Gb/s in 0.8 s, and a step computes for some hundredths of a second."""
+"""Rate of a link.
+
+With it BSP communicates some twenty times as long as it computes. In the paper VGG11, 507 MB, crosses 5 Gb/s
+in 0.8 s, and a step computes for some hundredths of a second.
+"""
 EPOCHS = 8
-"""Of the data, over all workers together; with SelDP that is one in which everybody sees everything."""
+"""Passes over the data by all workers together; with SelDP every worker sees all data once in these."""
 FAST = 6
 SELDP, DEFDP = {"partition": {"name": "seldp"}}, {"partition": {"name": "defdp"}}
 CONTESTANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -76,7 +79,7 @@ def measure(
 
 
 def goals(rows: list[dict[str, Any]]) -> list[Goal]:
-    """Six times as fast as BSP, and as good."""
+    """Return the goals: six times as fast as BSP, and as accurate."""
     bsp = rows[0]["accuracy"]
     ours = [row for row in rows if "SelSync" in row["who"]]
     fast = [row["accuracy"] for row in ours if row["speed"] >= FAST]
@@ -102,7 +105,7 @@ def cells(row: dict[str, Any], bsp: dict[str, Any]) -> list[object]:
 
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Accuracy against time, of evaluations; SelDP has one, at the end."""
+    """Draw accuracy against time for each evaluation; SelDP has one, at the end."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for i, row in enumerate(rows):

@@ -16,26 +16,29 @@ from harness.hosts import on_hosts
 
 HPCSGD = Path(sys.executable).with_name("hpcsgd")
 Launch = Callable[[Sequence[str]], None]
-"""Starts `hpcsgd` with these words, one rank a worker."""
+"""Starts `hpcsgd` with these words, with one rank per worker."""
 BATCH = 32
-"""Of a worker, as in the paper."""
+"""Batch size of a worker, as in the paper."""
 
 
 def here(ranks: int) -> Launch:
-    """On this machine."""
+    """Return a function that starts `hpcsgd` on this machine."""
     return lambda words: on_ranks(ranks, HPCSGD, words, timeout=3600)
 
 
 def on_shaped(name: str, hosts: int) -> Launch:
-    """One rank on each host."""
+    """Return a function that starts `hpcsgd` with one rank on each host."""
     return lambda words: on_hosts(name, hosts, HPCSGD, words, timeout=3600)
 
 
 def job(
     store: Path, method: Mapping[str, Any], groups: int, epochs: int, seed: int = 1, **data: Any
 ) -> dict[str, Any]:
-    """A CNN on MNIST, the same learning rate for all methods; it falls to a tenth after 60 and 85 % of
-    `steps`, or of the epochs where it is not said how many steps they are."""
+    """Return the job of a CNN on MNIST, with the same learning rates for all methods.
+
+    The rate falls to a tenth after 60 and 85 % of `steps`. If `steps` is not given, it falls after as many
+    percent of the epochs.
+    """
     workers, steps = data.pop("workers", groups), data.pop("steps", None)
     decay = {"name": "MultiStepLR", "interval": "step" if steps else "epoch", "scaling": "none"}
     milestones = [int(part * (steps or epochs)) for part in (0.6, 0.85)]
@@ -52,7 +55,7 @@ def job(
 
 
 def train(launch: Launch, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Its summary, and every evaluation with the seconds trained until then."""
+    """Train, and return the summary with the curve of all evaluations."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.toml").write_text(tomli_w.dumps(table))
@@ -64,7 +67,7 @@ def train(launch: Launch, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def curve(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]]:
-    """(step, seconds trained, accuracy) of every evaluation."""
+    """Return step, seconds of training until then, and accuracy of every evaluation."""
     points, seconds = [], 0.0
     for record in sorted(records, key=lambda record: (record["step"], record["kind"] != "step")):
         if record["kind"] == "step" and record["samples_per_s"]:

@@ -1,4 +1,4 @@
-"""Who takes part in `sharded.py`: a line each. All update by AdamW, and torch shards each layer by itself."""
+"""The contestants of `sharded.py`. All update by AdamW, and torch shards each layer by itself."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def adamw(model: nn.Module) -> optim.Optimizer:
 
 
 def torch_alone(workload: Workload, topology: hpcsgd.Topology) -> Step:
-    """Every group for itself: what all others do, too."""
+    """Train every group for itself, without messages between groups; all other contestants do this too."""
     model = sharded(workload, topology.mesh()["shard"])
     return workload.training(model, adamw(model))
 
 
 def torch_hybrid(workload: Workload, topology: hpcsgd.Topology) -> Step:
-    """Shards within groups, replicas across them: torch reduces gradients over both, in every step."""
+    """Shard within groups and replicate across them: torch reduces gradients over both, in every step."""
     model = sharded(workload, topology.mesh())
     return workload.training(model, adamw(model))
 
 
 def method(make: Callable[[], hpcsgd.Method], period: int = 1, **options: Any) -> Entry:
-    """One of ours, with all else but `options` by default."""
+    """Return the entry of one of our methods, with defaults except for `options`."""
 
     def step(workload: Workload, topology: hpcsgd.Topology) -> Step:
         model = sharded(workload, topology.mesh()["shard"])

@@ -1,4 +1,4 @@
-"""One of the ranks of `sharded.py`: times all that take part in one setting; rank 0 writes the rows."""
+"""One rank of `sharded.py`: times all contestants in one setting; rank 0 writes the rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     setting, world = Setting(**json.loads(given.setting)), MPI.COMM_WORLD
-    if setting.rate != MEMORY:  # hosts without names: torch has to be told where to meet
+    if setting.rate != MEMORY:  # hosts have no names here, so torch needs an address to connect to
         dist.init_process_group("gloo", init_method=STORE, rank=world.rank, world_size=world.size)
     found = rows(setting)
     world.Barrier()

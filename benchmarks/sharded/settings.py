@@ -1,16 +1,16 @@
-"""What `sharded.py` measures: rates × shapes."""
+"""The settings of `sharded.py`: rates × shapes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 RATES = {"100mbit": 100e6, "1gbit": 1e9}
-"""Bits a second of a host's link."""
+"""Bits per second of a host's link."""
 MEMORY = "shared memory"
-"""In place of a rate: all ranks on this machine as it is."""
+"""Used in place of a rate if all ranks are on this machine."""
 MODEL = "6 M"
 COMPUTE = 0.3
-"""Seconds of forward and backward pass, slept."""
+"""Seconds of forward and backward pass, in which ranks sleep."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Setting:
     K: int
     rounds: int
     steps: int
-    """Of a block at least; some methods take a multiple of their period."""
+    """Minimum number of steps of a block; some methods take a multiple of their period."""
     seconds: float = COMPUTE
 
 

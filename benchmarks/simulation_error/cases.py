@@ -1,4 +1,4 @@
-"""What is run and simulated: methods × who is late."""
+"""The cases that are run and simulated: methods × which ranks are late."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from hpcsgd.performance.simulation.compute import Seconds
 from hpcsgd.performance.simulation.durations import Durations, Message
 
 P = 4
-"""Groups of one rank, a host each."""
+"""Number of groups of one rank, each on a host of its own."""
 RATE = 300e6
-"""Bits a second of each host's link."""
+"""Bits per second of each host's link."""
 SECONDS = 0.15
-"""Of a step's computing: a pause, since four hosts share two cores here, and a pass through a small model."""
+"""Seconds of a step's computing.
+
+It is a pause, since four hosts share two cores here, and a pass through a small model.
+"""
 INPUTS, WIDTH = 64, 400
 
 
@@ -27,7 +30,7 @@ INPUTS, WIDTH = 64, 400
 class Case:
     method: Callable[[], Method]
     durations: Callable[[float], Durations]
-    """Of the seconds of a step that are not computing."""
+    """Returns the durations, given the seconds of a step that are not computing."""
 
 
 def one_by_one(between: float) -> Durations:
@@ -35,8 +38,10 @@ def one_by_one(between: float) -> Durations:
 
 
 def behind(between: float) -> Durations:
-    """The message is behind the next step, unless that has to wait for it: it takes what the link does, and
-    what is left of a step is the group's own."""
+    """Return durations for a message that is sent during the next step, unless that step has to wait for it.
+
+    The message takes the time of the link; the rest of a step is the group's own work.
+    """
     nbytes = sum(4 * param.numel() for param in network().parameters())
     return Durations(update=between, message=Message(link=8 * nbytes / RATE))
 
@@ -51,11 +56,11 @@ CASES = {
 }
 LATE = ["nobody", "rank 2, twice as long", "one in five, thrice as long"]
 FIRST = 1
-"""Step that counts: the one before sets up."""
+"""The first step that counts; the one before it sets up."""
 
 
 def factor(late: str, rank: int, t: int) -> float:
-    """How many times as long as others this rank takes in step t."""
+    """Return how many times as long as others this rank takes in step t."""
     if late == "nobody":
         return 1.0
     if late.startswith("rank 2"):
@@ -65,7 +70,9 @@ def factor(late: str, rank: int, t: int) -> float:
 
 
 class AsInTheRun:
-    """The same ranks are late in the same steps; asked for one step after another."""
+    """Stragglers of the simulation: the same ranks are late in the same steps as in the run. Steps are asked
+    in order.
+    """
 
     def __init__(self, late: str) -> None:
         self._late = late

@@ -1,7 +1,8 @@
-"""Groups whose hosts go down and come back: what real ones get done, and what the simulation says.
+"""Groups whose hosts go down and come back: what real groups complete, and what the simulation predicts.
 
 Each group is a process in a network namespace of its own. Its host goes down as a machine does: the link is
-cut and the process killed, so that the others hear nothing. It is started again a while later.
+cut and the process killed, so that the other groups receive no more messages. It is started again after a
+while.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from hpcsgd.performance.simulation.simulate import Simulation
 GROUPS = 4
 EVERY = 5
 SECONDS = 0.1
-"""Of a step: a pause."""
+"""Seconds of a step, which is a pause."""
 ELEMENTS = 250_000
 HEARTBEAT_TIMEOUT, TIMEOUT = 1.0, 10.0
 RESTART = 2.5
@@ -49,8 +50,11 @@ SEEDS = 40
 
 
 def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, float, int]:
-    """Steps per second and group over so many rounds, seconds of a round while all lived, and how many
-    times a host went down."""
+    """Return steps per second and group over so many rounds, seconds of a round, and how often a host went
+    down.
+
+    The seconds are the median over the rounds.
+    """
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(GROUPS, rate, "32kb") as hosts:
         replica_groups = _Groups(hosts, Path(folder), random.Random(seed), mtbf)
         try:
@@ -65,7 +69,7 @@ def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, flo
 
 
 def simulated(rounds: int, mtbf: float, meeting: float) -> float:
-    """Steps per second and group, the mean over seeds."""
+    """Return steps per second and group, the mean over seeds."""
     rates = [
         simulate(
             Simulation(
@@ -89,7 +93,7 @@ def simulated(rounds: int, mtbf: float, meeting: float) -> float:
 
 
 class _Groups:
-    """The processes, and what befalls their hosts."""
+    """The processes, and the failures of their hosts."""
 
     def __init__(self, hosts: str, folder: Path, chance: random.Random, mtbf: float) -> None:
         self.downs = 0
@@ -100,7 +104,7 @@ class _Groups:
         self._coordinator = self._fork(0, self._coordinate)
 
     def live(self, rounds: int) -> None:
-        """Until so many rounds have been committed after the first."""
+        """Run until so many rounds have been committed after the first."""
         for replica_group in range(GROUPS):
             self._up(replica_group)
         register = self._folder / "register.json"
@@ -124,7 +128,7 @@ class _Groups:
         )
 
     def _down(self, replica_group: int) -> None:
-        if len(self._pids) == 1:  # somebody has to be left, or all begin anew
+        if len(self._pids) == 1:  # one group has to be left, otherwise all begin anew
             self._plan.append((time.monotonic() + RESTART, self._down, replica_group))
             return
         self.downs += 1
@@ -170,7 +174,7 @@ class _Groups:
         w = [torch.zeros(ELEMENTS)]
         try:
             while True:
-                elastic_average.mean(w)  # who comes back takes the others' first
+                elastic_average.mean(w)  # a group that comes back first takes over the others' values
                 time.sleep(EVERY * SECONDS)
         except Over:
             pass

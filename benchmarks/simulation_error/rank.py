@@ -1,4 +1,4 @@
-"""On each of four shaped hosts: seconds of computing, and steps per second of every case, to --out."""
+"""Measure on each of four shaped hosts the seconds of computing and the steps per second of every case."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def computed(net: nn.Module, seconds: float) -> None:
 
 
 def alone(ranks: Together, steps: int) -> float:
-    """Seconds that a rank computes, all of them at it."""
+    """Return the seconds that a rank computes while all ranks compute."""
     net, clock, found = network(), WallClock(), []
     for _ in range(steps):
         ranks.meet()
@@ -37,7 +37,7 @@ def alone(ranks: Together, steps: int) -> float:
 
 
 def rate(world: Communicator, method: str, late: str, steps: int, ranks: Together) -> float:
-    """Steps per second of a group, the mean over the groups, each until its last step."""
+    """Return steps per second of a group, the mean over the groups, each until its last step."""
     topology, net = form(world, groups=P), network()
     optimizer = hpcsgd.DistributedOptimizer(
         optim.SGD(net.parameters(), lr=1e-4), net, topology, CASES[method].method()

@@ -1,4 +1,4 @@
-"""One rank of `sparse_exchange.py`: seconds a step of every contestant, in turn; rank 0 writes the rows."""
+"""One rank of `sparse_exchange.py`: seconds per step of every contestant, in turn; rank 0 writes the rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ BATCH = 2
 
 
 class Trainer:
-    """Trains its own ResNet-18 from the same start, on data in memory; without a job each rank alone."""
+    """Trains its own ResNet-18 from the same start, on data in memory; without a topology each rank trains
+    alone.
+    """
 
     def __init__(self, topology: hpcsgd.Topology | None, method: hpcsgd.Method | None) -> None:
         torch.manual_seed(0)
@@ -43,7 +45,7 @@ class Trainer:
         self.begin()
 
     def begin(self) -> None:
-        """To note: nothing counts that was before."""
+        """Begin to record; nothing that was before counts."""
         self.noted: list[Mapping[str, float]] = []
         self.messages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
@@ -73,7 +75,7 @@ def trainers(density: float) -> dict[str, Trainer]:
 
 
 def row_of(entry: Trainer, comm: MPI.Comm) -> dict[str, Any]:
-    """Means over the steps; of noted parts the slowest rank's, of messages rank 0's."""
+    """Return means over the steps: recorded parts of the slowest rank, messages of rank 0."""
     steps = len(entry.noted)
     parts = {
         part: fmean(max(each) for each in zip(*comm.allgather(times), strict=True))
@@ -95,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True, help="in one timed block")
+    parser.add_argument("--steps", type=int, required=True, help="steps in one timed block")
     parser.add_argument("--density", type=float, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Which device a rank has. Not in `rank.py`, whose import starts MPI."""
+"""The device of a rank. This is not in `rank.py`, because importing that starts MPI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def device_of(kind: str, rank: int) -> torch.device:
-    """This rank's, of as many as its node has."""
+    """Return this rank's device among those of its node."""
     if kind == "cpu":
         return torch.device(kind)
     device = torch.device(kind, rank % torch.accelerator.device_count())

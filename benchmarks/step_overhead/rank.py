@@ -1,4 +1,4 @@
-"""One rank of `step_overhead.py`: measures with however many ranks there are; rank 0 writes the rows."""
+"""One rank of `step_overhead.py`, with any number of ranks; rank 0 writes the rows."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant, and whom it is compared with: the fastest of those whose name begins like this."""
+    """A contestant. It is compared with the fastest of those whose names begin with `against`."""
 
     make: Callable[[Workload], Step]
     against: str | None = None
     topology: hpcsgd.Topology | None = None
 
     def sent(self) -> float:
-        """Bytes, of this rank."""
+        """Return the bytes that this rank has sent."""
         return (
             sum(total.bytes for total in self.topology.world.stats.totals().values())
             if self.topology
@@ -57,7 +57,7 @@ def one_rank() -> dict[str, Entry]:
 
 
 def many_ranks(size: int) -> dict[str, Entry]:
-    """Neighbours in this table run next to each other in time."""
+    """Return the contestants; neighbors in this table run next to each other in time."""
 
     def entry(groups: int, method: hpcsgd.Method, against: str) -> Entry:
         topology = hpcsgd.init(groups=groups)
@@ -75,7 +75,7 @@ def many_ranks(size: int) -> dict[str, Entry]:
 
 
 def contestant(name: str, entry: Entry, workload: Workload, steps: int, sent: dict[str, float]) -> Contestant:
-    """`sent` is what it has sent when it is warm."""
+    """Return a contestant that records in `sent` how much it has sent when it is warm."""
     return Contestant(entry.make(workload), steps, warm=lambda: sent.update({name: entry.sent()}))
 
 
@@ -112,7 +112,7 @@ def measure(
 
 
 def peaks(workload: Workload, entries: dict[str, Entry]) -> dict[str, int]:
-    """Bytes on the device at the worst moment of a step, of each contestant where it is alone."""
+    """Return the peak of bytes on the device in a step, for each contestant alone."""
     found = {}
     for name, entry in entries.items():
         before = torch.accelerator.memory_allocated(workload.device)
@@ -125,7 +125,7 @@ def peaks(workload: Workload, entries: dict[str, Entry]) -> dict[str, int]:
 
 
 def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
-    """Bytes per second of one rank while all are at it: a copy in memory, what an all-to-all sends."""
+    """Return bytes per second of one rank while all are busy: of a copy in memory, and sent by an all-to-all."""
     x = torch.ones(megabytes * 250_000)
     y = torch.zeros_like(x)
     size = x.numel() * x.element_size()
@@ -139,7 +139,7 @@ def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
 
 
 def join(comm: MPI.Comm, folder: str, device: torch.device) -> None:
-    """By gloo, or by what torch has for devices of that type, as NCCL."""
+    """Start torch's processes by gloo, or by torch's backend for devices of that type, such as NCCL."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend, meeting = dist.get_default_backend_for_device(device), f"file://{folder}/store"
     dist.init_process_group(backend, init_method=meeting, rank=comm.Get_rank(), world_size=comm.Get_size())
@@ -149,11 +149,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True, help="in one timed block")
-    parser.add_argument("--device", default="cpu", help="the kind that all ranks train on")
+    parser.add_argument("--steps", type=int, required=True, help="steps in one timed block")
+    parser.add_argument("--device", default="cpu", help="the kind of device that all ranks train on")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # for all contestants alike: page faults by luck of the heap are ±5 %
+    keep_freed_memory()  # for all contestants: page faults vary with the heap by ±5 %
     comm = MPI.COMM_WORLD
     several = comm.Get_size() > 1
     device = device_of(arguments.device, comm.Get_rank())

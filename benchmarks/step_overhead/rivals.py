@@ -1,4 +1,4 @@
-"""Torch's own ways to train on several ranks, but for the fastest, which gossip is compared with, too."""
+"""Torch's own ways to train on several ranks, except the fastest one, which is in `harness/workloads.py`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from harness.workloads import Step, Workload, fastest_ddp, sgd
 
 
 def ddp(workload: Workload) -> Step:
-    """DistributedDataParallel as it comes."""
+    """Return a step by DistributedDataParallel with its default settings."""
     model = workload.model()
     return workload.training(DistributedDataParallel(model), sgd(model))
 
 
 def ddp_local_sgd(workload: Workload, groups: int, every: int) -> Step:
-    """Torch's own local SGD: DDP's allreduce inside groups, `PeriodicModelAverager` over all ranks."""
+    """Return torch's own local SGD: DDP's allreduce inside groups, `PeriodicModelAverager` over all ranks."""
     size, rank = dist.get_world_size(), dist.get_rank()
     group_size = size // groups
     subgroups = [dist.new_group(range(g * group_size, (g + 1) * group_size)) for g in range(groups)]

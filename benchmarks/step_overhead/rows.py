@@ -1,4 +1,4 @@
-"""Steps of every contestant on so many ranks: what they took, against what goal, and how it is printed."""
+"""Rows of the steps of all contestants on a number of ranks, with their goals and cells of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed-up over one rank, a panel for each figure of the paper."""
+"""The picture of `strong_scaling.py`: speed-up over one rank, with a panel for each figure of the paper."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def draw(rows: Sequence[Row], file: Path) -> None:
 
 
 def synchronous(rows: Sequence[Row], own: Sequence[Row]) -> list[Row]:
-    """What there is of fewer ranks than these."""
+    """Return the rows of synchronous SGD on fewer ranks than these."""
     fewest = min((row["ranks"] for row in own), default=0)
     return [row for row in rows if row["who"] == SYNC and row["ranks"] < fewest]

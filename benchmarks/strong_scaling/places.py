@@ -1,4 +1,4 @@
-"""Who trains on how many ranks in `strong_scaling.py`, in which groups."""
+"""The contestants of `strong_scaling.py`, and into which groups they divide how many ranks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from step_time.networks import CLASSES, Compute, Sleeping
 RANKS = (1, 2, 4, 8, 16)
 RANKS_PER_HOST = 2
 RATE, BITS = "30mbit", 30e6
-"""Of a host's link: slow, and the model small, so that many ranks on few cores wait for links and not for
-each other's turns."""
+"""Rate of a host's link.
+
+It is slow, and the model is small, so that many ranks on few cores wait for links and not for each other's
+turns.
+"""
 COMPUTE = 3.2
-"""Seconds that one rank computes for the whole batch; n ranks each an n-th of that."""
+"""Seconds that one rank computes for the whole batch; each of n ranks computes 1/n of that."""
 LAYERS, WIDTH = 16, 130
 """270,400 parameters, about as many as ResNet-20 has."""
 BUCKET_MB = 0.25
 WARM_UP = 1
-"""Steps."""
+"""Number of steps."""
 STEPS = 2
-"""Of a block at least."""
+"""Minimum number of steps of a block."""
 DDP, SYNC, BASELINE, OURS = "DDP", "bsp", "allreduce-based", "hierarchical"
 TO_ALL, LATE = "hierarchical, all-to-all", "hierarchical, delayed"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Of the paper: so many groups, which meet every I steps."""
+    """A figure of the paper: P groups, which synchronize every `every` steps."""
 
     P: int
     every: int
@@ -51,11 +54,11 @@ LOCAL: dict[str, Callable[[int], hpcsgd.Method]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """One contestant on N ranks."""
+    """A contestant on a number of ranks."""
 
     who: str
     figure: str
-    """Empty where it is synchronous, and so in all of them."""
+    """The figure; empty for synchronous SGD, which belongs to all of them."""
     P: int
     K: int
 
@@ -69,7 +72,7 @@ class Place:
 
     @property
     def steps(self) -> int:
-        """Of a block."""
+        """Return the number of steps of a block."""
         return max(self.every, STEPS)
 
     def method(self) -> hpcsgd.Method:
@@ -78,18 +81,18 @@ class Place:
     def entry(self) -> Entry:
         if self.who == DDP:
             return ddp(BUCKET_MB)
-        # A late meeting begins with the first step of a block.
+        # A delayed average begins with the first step of a block.
         lead = self.every - 1 - WARM_UP if self.who == LATE else 0
         return method(self.method, self.every, lead, bucket_cap_mb=BUCKET_MB)
 
 
 def hosts(N: int) -> int:
-    """As few as have room."""
+    """Return the least number of hosts for N ranks."""
     return -(-N // RANKS_PER_HOST)
 
 
 def places(N: int) -> Iterator[Place]:
-    """Who takes part: with fewer ranks than groups all are synchronous, as in the paper."""
+    """Yield the contestants; with fewer ranks than groups all are synchronous, as in the paper."""
     yield Place(SYNC, "", hosts(N), N // hosts(N))
     if N > 1:
         yield Place(DDP, "", 1, N)

@@ -1,4 +1,4 @@
-"""What `hpcsgd plan` would say of the steps of `strong_scaling.py`, from constants that nobody measured."""
+"""What `hpcsgd plan` would predict for `strong_scaling.py`, from constants that were not measured."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from step_time.networks import FORWARD, Compute
 from strong_scaling.places import BITS, BUCKET_MB, RANKS_PER_HOST, Place, hosts, network
 
 LATENCY = 2e-4
-"""Seconds of a message, by the lane and TCP."""
+"""Seconds of a message, by the communication thread and TCP."""
 PAYLOAD = 0.95
-"""Of what leaves a host; the rest is headers."""
+"""Share of payload in what leaves a host; the rest is headers."""
 MEMORY = 1e-9
-"""Seconds of a byte inside a host."""
+"""Seconds per byte inside a host."""
 LINK = 8 / BITS / PAYLOAD
-"""Of one that leaves it."""
+"""Seconds per byte that leaves a host."""
 LINKS: Mapping[Kind, float] = {"inside": MEMORY, "across": LINK, "mixed": LINK}
 
 
 def predicted(place: Place, compute: float) -> float:
-    """Seconds of a step in which a rank computes so long."""
+    """Return the seconds of a step in which a rank computes for `compute`."""
     N = place.P * place.K
     links = tuple(
         Link(operation="any", kind=kind, alpha_seconds=(LATENCY,), beta_seconds_per_byte=(beta,))

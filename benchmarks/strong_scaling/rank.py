@@ -1,4 +1,4 @@
-"""One of the ranks of `strong_scaling.py`: times all that take part on so many; rank 0 writes the rows."""
+"""One rank of `strong_scaling.py`: times all contestants on this number of ranks; rank 0 writes the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strong_scaling.places import WARM_UP, places, workload
 
 
 def rows(N: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Blocks in turn, from one meeting to the next."""
+    """Return the rows, measured in blocks in turn, each from one synchronization to the next."""
     work = workload(Compute(seconds))
     mine, wires, taking_part = list(places(N)), dict[str, Wire](), dict[str, Contestant]()
     for place in mine:
@@ -49,7 +49,7 @@ def rows(N: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="that a rank computes in a step")
+    parser.add_argument("--seconds", type=float, required=True, help="seconds that a rank computes in a step")
     parser.add_argument("--rounds", type=int, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
