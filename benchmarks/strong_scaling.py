@@ -5,9 +5,10 @@
 The same global batch is divided among 1, 2, 4, 8 and 16 ranks, two per host, so on up to 8 hosts with links
 of 30 Mbit/s. Computing is emulated: ranks sleep for their part of the batch, layer by layer. Everything else
 is real. Synchronous SGD is `bsp`, with one group per host, and DistributedDataParallel over gloo. It is
-compared with local SGD by allreduces and with hierarchical local SGD. The latter runs by all-to-alls even if
-groups span two hosts, and with averages that arrive at the next synchronization. As in figure 5, 4 groups
-synchronize every 8 steps, and as in figure 9, 8 groups every 4 steps. All use buckets of 0.25 MB.
+compared with local SGD by allreduces and with hierarchical local SGD. Two variants of the latter are
+timed too: one uses all-to-alls even if groups span two hosts, and one applies each average at the next
+synchronization. As in figure 5, 4 groups synchronize every 8 steps, and as in figure 9, 8 groups every 4
+steps. All use buckets of 0.25 MB.
 
 "predicted" is what `hpcsgd.cost` predicts from the rate of the links and from guesses for everything else.
 "cores" is the number of cores that all ranks keep busy. If it comes near to the number of cores of the

@@ -15,7 +15,7 @@ HEAD = ["who", "loss, ranks of MPI", "threads", "difference, relative", "bytes a
 
 
 def compare(world: Communicator, path: Path) -> None:
-    """Train every contestant with `QUICK`, for two synchronizations, on these ranks and on as many threads."""
+    """Train every contestant with `QUICK`, for two synchronizations, on these ranks and on threads."""
     torch.set_num_threads(1)
     text, lines = read(path, QUICK), []
     for who, contestant in CONTESTANTS.items():

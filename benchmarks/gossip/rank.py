@@ -27,7 +27,7 @@ DOUBLING = "AR-SGD by doubling"
 
 @dataclass(frozen=True)
 class Entry:
-    """A training step, and how to know what it sends: by the counts of our messages, or from a known number."""
+    """A training step, and what it sends: from the counts of our messages, or a known number."""
 
     step: Step
     stats: CommStats | None = None

@@ -130,7 +130,7 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def deft(device: torch.device, n: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of the slowest of 8 workers and of topk; the time to compute norms is not included."""
+    """Return the seconds of the slowest of 8 workers and of topk, without the time to compute norms."""
     starts, stops = selection.layers(n, LAYERS)
     bounds = torch.cat([starts, stops[-1:]])
     method = Deft(DENSITY)

@@ -1,4 +1,4 @@
-"""Groups of NCCL: made, used, aborted and timed out, and errors that we report in one line instead of NCCL."""
+"""Groups of NCCL: made, used, aborted, timed out, and refused by one line before NCCL prints many."""
 
 from __future__ import annotations
 

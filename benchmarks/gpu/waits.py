@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 def waits_of(step: Step, steps: int, setting: Setting) -> Counter[str]:
-    """Return how often the host waited for what, and where, in `steps` steps after one that is not counted."""
+    """Return how often the host waited for what, and where, in `steps` steps after one uncounted step."""
     if setting.kind == FAR:
         step()
         torch.accelerator.synchronize()

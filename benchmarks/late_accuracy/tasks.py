@@ -27,7 +27,7 @@ TO_A_WORD = 4
 
 @dataclass(frozen=True)
 class Task:
-    """A task for four groups; the learning rate rises in the first twentieth and then falls to 0 as a cosine."""
+    """A task for four groups; the learning rate rises in the first twentieth, then falls as a cosine to 0."""
 
     title: str
     samples: Callable[[Path, int], Samples]

@@ -41,7 +41,7 @@ def sgd(net: nn.Module) -> optim.Optimizer:
 
 
 def computing(model: str, batch: int, ranks: Together) -> dict[str, float]:
-    """Return the seconds of forward pass, backward pass and update on the slowest rank, while all are busy."""
+    """Return the seconds of forward, backward and update on the slowest rank, while all are busy."""
     net = network(model)
     optimizer = sgd(net)
     x, y = torch.randn(batch, INPUTS), torch.randint(CLASSES, (batch,))

@@ -68,7 +68,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def layers(n: int, count: int = 161) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return starts and stops of as many layers as ResNet-50 has, from 64 elements to 2.4 million, n in all."""
+    """Return starts and stops of as many layers as ResNet-50 has, with sizes as varied, n elements in all."""
     sizes = np.geomspace(64, 2_400_000, count)
     bounds = (np.concatenate([[0], sizes.cumsum() / sizes.sum()]) * n).astype(np.int64)
     return torch.from_numpy(bounds[:-1].copy()), torch.from_numpy(bounds[1:].copy())

@@ -125,7 +125,7 @@ def peaks(workload: Workload, entries: dict[str, Entry]) -> dict[str, int]:
 
 
 def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
-    """Return bytes per second of one rank while all are busy: of a copy in memory, and sent by an all-to-all."""
+    """Return bytes per second of a rank while all are busy: of a memory copy, and sent by an all-to-all."""
     x = torch.ones(megabytes * 250_000)
     y = torch.zeros_like(x)
     size = x.numel() * x.element_size()
