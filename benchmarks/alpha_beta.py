@@ -31,9 +31,7 @@ HOSTS = 4
 LARGE = 1 << 20
 SMALL = 64
 LARGE_RATIO, ADDED = 1.1, 50.0
-"""Goals: the ratio of our time to mpi4py's for large messages, and the µs that the thread may add to small
-ones.
-"""
+"""Goals: our time over mpi4py's for large messages, and the µs that the thread may add to small ones."""
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,7 @@ def cells(panel: Panel, rows: Sequence[Row]) -> list[object]:
 
 
 def crossing(line: Sequence[Row], most: Sequence[float]) -> float:
-    """Return the lowest rate from which on the line's seconds are at most `most`, or infinity if there is
-    none.
-    """
+    """Return the lowest rate from which on the line's seconds are at most `most`, or infinity without one."""
     good = [row["seconds"] <= limit for row, limit in zip(line, most, strict=True)]
     return next((row["rate"] for i, row in enumerate(line) if all(good[i:])), math.inf)
 

@@ -1,4 +1,4 @@
-"""How the partition of layers, and their assignment to n workers, limit DEFT's selection.
+"""The effect of the partition of layers, and of their assignment to n workers, on DEFT's selection.
 
     python benchmarks/deft_bins.py [--quick] [--json FILE]
 
@@ -58,9 +58,7 @@ class Dealt:
 
 
 def even(layers: Tensor, n: int) -> tuple[Tensor, list[int]]:
-    """Return the bounds of pieces, and the bin of each. Layers stay in order and are cut where a bin of M/n
-    is full.
-    """
+    """Return the bounds of pieces, and the bin of each; layers stay in order, cut where a bin is full."""
     M = int(layers[-1])
     ends = torch.tensor([M * (b + 1) // n for b in range(n)])
     bounds = torch.cat([layers, ends]).unique()

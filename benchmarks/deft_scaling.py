@@ -1,4 +1,4 @@
-"""How DEFT's selection scales: the slowest of n workers against Top-k, with our kernel and with torch.topk.
+"""Scaling of DEFT's selection: the slowest of n workers against Top-k, with our kernel and with torch.topk.
 
     python benchmarks/deft_scaling.py [--quick] [--json FILE] [--plot FILE]
 

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
     if given.partition == BY_LABEL and WORDS_TASK in given.tasks:
-        parser.error(f"{WORDS_TASK} has no labels: --tasks without it")
+        parser.error(f"{WORDS_TASK} has no labels: leave it out of --tasks")
     run = Run(timed=False)
     apart = difference(given.data, given.partition)
     settings = {

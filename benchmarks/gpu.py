@@ -45,11 +45,11 @@ class Section:
 SECTIONS = {
     section.name: section
     for section in (
-        Section("build", 0.2, "the CUDA kernels: built, tested, under compute-sanitizer"),
-        Section("one_rank", 0.22, "steps, waits and memory of one rank beside plain torch"),
+        Section("build", 0.2, "the CUDA kernels: build, tests, compute-sanitizer"),
+        Section("one_rank", 0.22, "steps, waits and memory of one rank, compared with plain torch"),
         Section("four_ranks", 0.24, "2 x 2 ranks on one GPU, by MPI, against the CPU"),
-        Section("overlap", 0.08, "copies and messages beside kernels"),
-        Section("kernels", 0.1, "selection and wires beside torch.topk and a copy"),
+        Section("overlap", 0.08, "copies and messages while kernels run"),
+        Section("kernels", 0.1, "selection and quantizers, compared with torch.topk and a copy"),
         Section("nccl", 0.06, "groups of NCCL: made, used, aborted, refused"),
         Section("cores", 0.1, "steps and messages of ranks that have a core each"),
     )
@@ -90,7 +90,7 @@ def kind_of(given: argparse.Namespace) -> str | None:
 
 def _has_test_device() -> bool:
     if why := test_device().missing():
-        print(f"rehearsed on the CPU: {why}")
+        print(f"rehearsing on the CPU: {why}")
     return not why
 
 
@@ -136,15 +136,14 @@ def run_section(section: Section, kind: str, given: argparse.Namespace, seconds:
 
 
 def _short(said: str) -> str:
-    """Return only the lines about goals, because there is no room for more if only the end of the output is
-    kept.
-    """
+    """Return only the lines about goals, because often only the end of the output is kept."""
     return "\n".join(line for line in said.splitlines() if line.startswith(("met ", "MISSED ", "note: ")))
 
 
 def run_all(run: Run, results: Path, kind: str, given: argparse.Namespace) -> list[Ended]:
-    """Run the sections in turn. A section must end when it and those before it have used up their shares of
-    time.
+    """Run the sections in turn.
+
+    A section must end when it and those before it have used up their shares of time.
     """
     chosen = [section for name, section in SECTIONS.items() if name in (given.only or SECTIONS)]
     ended: list[Ended] = []

@@ -1,4 +1,4 @@
-"""How much noise in one group harms the others, with the plain mean and with a guard.
+"""The harm that noise in one group does to the others, with the plain mean and with a guard.
 
     python benchmarks/guard.py [--json FILE]
 

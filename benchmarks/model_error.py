@@ -99,8 +99,7 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
 
 
 def wrongly_ranked(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return how many pairs of methods on the same ranks are predicted in the wrong order, and how many pairs
-    count.
+    """Return how many pairs of methods on the same ranks are predicted in the wrong order, and of how many.
 
     Only pairs count that differ by more than their errors.
     """

@@ -21,8 +21,9 @@ from muon import ADAMW, EVERYBODY, OWNED
 
 RANKS = 4
 ADDED = 1.25 / RANKS
-"""Goal: seconds of a step beyond those of AdamW, relative to "everybody". They are the iterations of the
-update.
+"""Goal: seconds of a step beyond those of AdamW, relative to "everybody".
+
+They are the iterations of the update.
 """
 LESS = 1.1 / RANKS
 """Goal: bytes of state, relative to "everybody"."""

@@ -81,7 +81,7 @@ def sgp_rows() -> list[dict[str, Any]]:
         "SGP": gossip_step(compute, RESNET50, np.ones(4), LATENCY, beta),
         "1-OSGP": overlap_step(compute, RESNET50, np.ones(4), LATENCY, beta),
     }
-    print(f"compute {compute:.3f} s a step, {8e-9 / beta:.1f} Gb/s of 10 reach a node's messages")
+    print(f"computing takes {compute:.3f} s per step; {8e-9 / beta:.1f} Gb/s of 10 reach a node's messages")
     return [
         {
             "figure": "SGP, table 1", "method": name, "nodes": int(n), "hours": float(seconds * steps / 3600),

@@ -39,8 +39,9 @@ from probe.virtual import GROUPS, accuracy, alone, job, where
 
 NAMES = ("digits_cnn", "mnist_cnn", "cifar10_small")
 SUBSETS = {"cifar10_small": 5000}
-"""The number of images to train on; other jobs take all. cifar10_resnet20 takes all and needs a GPU (--device
-cuda).
+"""The number of images to train on; other jobs take all.
+
+cifar10_resnet20 takes all too, and needs a GPU (--device cuda).
 """
 WITHIN = 0.005
 """An accuracy within this distance below that of P = 1 counts as equally good."""

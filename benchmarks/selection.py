@@ -51,9 +51,7 @@ def normal(n: int) -> torch.Tensor:
 
 
 def heavy_tailed(n: int) -> torch.Tensor:
-    """Return cubes of Laplace-distributed numbers, whose kurtosis is in the hundreds, as it may be for
-    gradients.
-    """
+    """Return cubes of Laplace-distributed numbers, whose high kurtosis is like that of some gradients."""
     return torch.from_numpy(np.random.default_rng(0).laplace(size=n).astype(np.float32) ** 3)
 
 

@@ -93,7 +93,7 @@ def main() -> None:
         for r in rows
     )
     print_table(cells, head)
-    print(f"computing alone {1e3 * found['computing']:.0f} ms a step")
+    print(f"computing alone takes {1e3 * found['computing']:.0f} ms per step")
     judged = [abs(row["error"]) for row in rows if row["late"] != "nobody"]
     run.conclude(rows, [Goal("worst error with ranks that are late or die", max(judged), WORST)], given.json)
 

@@ -1,12 +1,11 @@
-"""Sparse gradient reduction on hosts with slow links: seconds per step and part, for dense, Top-k, CLT-k,
-DEFT.
+"""Sparse gradient reduction on hosts with slow links: seconds per step and part, sparse and dense.
 
     python benchmarks/sparse_exchange.py [--hosts 4] [--rate 100] [--density 0.01] [--json FILE] [--plot FILE]
 
-Each host has one rank, and all ranks form one group. They train ResNet-18 with a batch of 2 per rank, by
-plain SGD with momentum. The hosts are network namespaces, which need root and share this machine's cores.
-Contestants take turns, one block of steps each. Each ratio compares neighboring blocks and takes the slowest
-rank. The parts of a step are
+Dense SGD, Top-k, CLT-k and DEFT are compared. Each host has one rank, and all ranks form one group. They
+train ResNet-18 with a batch of 2 per rank, by plain SGD with momentum. The hosts are network namespaces,
+which need root and share this machine's cores. Contestants take turns, one block of steps each. Each ratio
+compares neighboring blocks and takes the slowest rank. The parts of a step are
 
 - "compute": a step without any of the others,
 - "select", "encode" and "apply": as the gradient reduction records them, for the slowest rank,

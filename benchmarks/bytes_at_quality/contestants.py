@@ -56,14 +56,16 @@ The papers' 0.9 averages over ten synchronizations, a sixth of all synchronizati
 with it.
 """
 DELAY, BLEND = 1, 0.0
-"""Settings of streaming. With the paper's blend of one half, groups take half of an outer step, which was
-worse.
+"""Settings of streaming.
+
+With the paper's blend of one half, groups take half of an outer step, which was worse.
 """
 
 
 WITH_SCHEDULES = (8e-3, 16e-3)
-"""Learning rates inside a group, for all whose outer values follow a schedule. For the others 8e-3 was
-better.
+"""Learning rates inside a group, for all whose outer values follow a schedule.
+
+For the others 8e-3 was the better one.
 """
 LAZY = 0.1
 """The share of the run in which Pier is synchronous."""
@@ -72,7 +74,10 @@ SCHEDULES: Mapping[str, Callable[[int, float], OuterSchedule]] = {
     "pier": outer_schedules.pier,
     "pier_cosine": outer_schedules.pier_cosine,
 }
-"""By name: makes the outer schedule of a run of so many steps, which begins at this fraction of it."""
+"""Functions, by name, that make the outer schedule of a run of so many steps.
+
+The schedule begins at the given fraction of the run.
+"""
 
 
 def schedule(s: Settings, steps: int, begin: float = 0.0) -> OuterSchedule:

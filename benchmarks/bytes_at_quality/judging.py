@@ -1,4 +1,4 @@
-"""How the rows of `bytes_at_quality.py` are judged: the best trial, and the loss in quality for few bytes."""
+"""Evaluation of the rows of `bytes_at_quality.py`: the best trial, and the loss in quality for few bytes."""
 
 from __future__ import annotations
 

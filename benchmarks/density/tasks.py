@@ -32,9 +32,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Task:
-    """A task for 16 workers, the same for all sparsifiers: SGD with a learning rate that twice falls to a
-    tenth.
-    """
+    """A task for 16 workers, the same for all sparsifiers: SGD, whose rate twice falls to a tenth."""
 
     title: str
     density: float
@@ -65,9 +63,7 @@ def small_images(path: Path, count: int) -> Samples:
 
 
 def words(path: Path, count: int) -> Samples:
-    """Return windows in which all rare words are the same, so that the model is small enough to train in
-    minutes.
-    """
+    """Return windows in which all rare words are the same, so that a small model trains in minutes."""
     x, y = first(Windows(path, "train", bptt=WINDOW), count)
     test_x, test_y = first(Windows(path, "test", bptt=WINDOW), 2000)
     numbers = torch.full((Windows(path, "test", bptt=WINDOW).types,), WORDS)

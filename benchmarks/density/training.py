@@ -51,7 +51,7 @@ SPARSIFIERS: dict[str, Callable[[float], Sparsifier]] = {
     "SIDCo": hpcsgd.SIDCo,
 }
 SHUFFLED, BY_LABEL = "shuffled", "by label"
-"""How samples are divided: anew in every epoch, or so that each worker has one label, which two may share."""
+"""Ways to divide samples: newly in every epoch, or so that each worker has one label, which two may share."""
 CONTESTANTS = (DENSE, *SPARSIFIERS, THRESHOLD)
 
 
@@ -81,8 +81,9 @@ def train(
     make: Callable[[float], Sparsifier] | None,
     workers: list[list[Tensor]],
 ) -> tuple[list[float], list[float]]:
-    """Return density and error of every step with the `batches` of the workers; without `make` everything is
-    sent.
+    """Return density and error of every step with the `batches` of the workers.
+
+    Without `make` everything is sent.
     """
     sgd = optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     schedule = MultiStepLR(sgd, [int(part * len(workers[0])) for part in MILESTONES])

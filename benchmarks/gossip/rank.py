@@ -40,8 +40,7 @@ class Entry:
         return cls(ours(RESNET20, topology, method), topology.world.stats, method.state_dict)
 
     def block(self, steps: int, late: float) -> None:
-        """Make so many steps, in each of which this rank is `late` seconds late, and wait until all is
-        received.
+        """Make so many steps, with this rank `late` seconds late in each, and wait for all messages.
 
         A block that ended sooner would take less time than the links need.
         """

@@ -52,9 +52,7 @@ def _lacking(setting: Setting) -> float:
 
 
 def sanitized(tool: str, setting: Setting) -> dict[str, Any]:
-    """Run a few cases that reach every line of the kernels; without a GPU the kernels are compiled for the
-    CPU.
-    """
+    """Run a few cases that reach every line of the kernels; without a GPU the kernels run on the CPU."""
     trial = [sys.executable, "-m", "kernels.cuda_trial"]
     if tool == "none":
         command = [*trial, "cpu", "1"]

@@ -74,9 +74,7 @@ def measure(setting: Setting, found: Found) -> None:
 
 
 def kernel_by_kernel(device: torch.device, n: int) -> list[dict[str, Any]]:
-    """Return the seconds of each kernel and copy in one selection of the 1 % largest elements, in their
-    order.
-    """
+    """Return the seconds of each kernel and copy in one selection of the 1 % largest elements, in order."""
     x = torch.randn(n, device=device, generator=torch.Generator(device).manual_seed(0))
     segment = (torch.tensor([0]), torch.tensor([n]), torch.tensor([n // 100]))
     native.largest(x, *segment)

@@ -1,4 +1,4 @@
-"""Whether copies and messages overlap with kernels, as the trace of `hpcsgd train` reports."""
+"""The overlap of copies and messages with kernels, compared with the trace of `hpcsgd train`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def measure(setting: Setting, found: Found) -> None:
 
 
 def row_of(what: str, some: Sequence[Interval], kernels: Sequence[Interval]) -> dict[str, Any]:
-    """Return the milliseconds of all intervals, and of those in which kernels ran. Intervals are in
-    microseconds.
+    """Return the milliseconds of all intervals, and of those in which kernels ran.
+
+    Intervals are in microseconds.
     """
     whole = union((start, end) for start, end in some)
     alone = length(without(whole, [(start, end) for start, end in kernels]))

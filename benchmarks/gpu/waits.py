@@ -1,4 +1,4 @@
-"""What the host waits for in a step: calls of the CUDA runtime that return when the GPU is done."""
+"""Waits of the host in a step: calls of the CUDA runtime that return when the GPU is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of `guard.py` are judged: the loss relative to the other groups alone, seed by seed."""
+"""Evaluation of the rows of `guard.py`: the loss relative to the other groups alone, seed by seed."""
 
 from __future__ import annotations
 

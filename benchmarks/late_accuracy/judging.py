@@ -1,4 +1,4 @@
-"""How the rows of `late_accuracy.py` are judged: the difference from the plain method, seed by seed."""
+"""Evaluation of the rows of `late_accuracy.py`: the difference from the plain method, seed by seed."""
 
 from __future__ import annotations
 

@@ -60,9 +60,7 @@ def measure(task: Task, who: str, seed: int, folder: Path) -> dict[str, Any]:
 def train(
     world: Communicator, task: Task, samples: Samples, start: nn.Module, who: str, seed: int
 ) -> dict[str, float]:
-    """Train as one of the groups, and return how well the mean of all does on this group's share of the test
-    data.
-    """
+    """Train as one of the groups, and return the quality of the mean of all on a share of the test split."""
     model, rows = copy.deepcopy(start), batches(task, len(samples.x), seed, world.rank)
     topology = form(world, groups=GROUPS)
     optimizer = hpcsgd.DistributedOptimizer(

@@ -1,1 +1,1 @@
-"""What `probe_distances.py` and `probe_vs_accuracy.py` share."""
+"""The parts that `probe_distances.py` and `probe_vs_accuracy.py` share."""

@@ -22,8 +22,9 @@ EPOCHS = 8
 def partitions(
     store: Path, quick: bool, plot: Path | None
 ) -> tuple[list[dict[str, Any]], list[Goal], dict[str, Any]]:
-    """Compare partitions. The paper: SelDP 90.86 %, DefDP 64.1 % (GA, VGG11, δ = 0.25); PA 91.42, GA 90.86
-    (SelDP).
+    """Compare partitions, and parameter with gradient aggregation.
+
+    The paper: SelDP 90.86 %, DefDP 64.1 % (GA, VGG11, δ = 0.25); PA 91.42, GA 90.86 (SelDP).
     """
     del plot
     workers, seeds = (2, 1) if quick else (WORKERS, SEEDS)

@@ -70,8 +70,9 @@ def factor(late: str, rank: int, t: int) -> float:
 
 
 class AsInTheRun:
-    """Stragglers of the simulation: the same ranks are late in the same steps as in the run. Steps are asked
-    in order.
+    """Stragglers of the simulation: the same ranks are late in the same steps as in the run.
+
+    The factors are asked for one step after another.
     """
 
     def __init__(self, late: str) -> None:

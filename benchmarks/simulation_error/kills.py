@@ -50,10 +50,9 @@ SEEDS = 40
 
 
 def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, float, int]:
-    """Return steps per second and group over so many rounds, seconds of a round, and how often a host went
-    down.
+    """Return steps per second and group, seconds of a round, and how often a host went down.
 
-    The seconds are the median over the rounds.
+    The rate is that over `rounds` rounds, and the seconds are the median over all rounds.
     """
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(GROUPS, rate, "32kb") as hosts:
         replica_groups = _Groups(hosts, Path(folder), random.Random(seed), mtbf)
@@ -128,7 +127,7 @@ class _Groups:
         )
 
     def _down(self, replica_group: int) -> None:
-        if len(self._pids) == 1:  # one group has to be left, otherwise all begin anew
+        if len(self._pids) == 1:  # one group has to be left, otherwise all restart
             self._plan.append((time.monotonic() + RESTART, self._down, replica_group))
             return
         self.downs += 1

@@ -28,8 +28,9 @@ BATCH = 2
 
 
 class Trainer:
-    """Trains its own ResNet-18 from the same start, on data in memory; without a topology each rank trains
-    alone.
+    """Trains its own ResNet-18 from the same start, on data in memory.
+
+    Without a topology each rank trains alone.
     """
 
     def __init__(self, topology: hpcsgd.Topology | None, method: hpcsgd.Method | None) -> None:

@@ -1,4 +1,4 @@
-"""What `hpcsgd plan` would predict for `strong_scaling.py`, from constants that were not measured."""
+"""Predictions of `hpcsgd plan` for `strong_scaling.py`, from constants that were not measured."""
 
 from __future__ import annotations
 
