@@ -161,7 +161,7 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
         late = f"one rank {1e3 * delay:.0f} ms late in every step" if delay else "no straggler"
         axes.set(xlabel="seconds a step (mark: bytes over the rate of the link)", title=late)
     figure.axes[0].invert_yaxis()
-    parts = {"computing": "C0", "rank 0 waits for others": "C1", "both, not told apart": "C7"}
+    parts = {"computing": "C0", "rank 0 waits for others": "C1", "both together": "C7"}
     patches = [Patch(color=colour) for colour in parts.values()]
     figure.legend(patches, parts, loc="outside lower center", ncols=len(parts), fontsize="small")
     figure.savefig(path, dpi=120)

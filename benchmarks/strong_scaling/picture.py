@@ -27,10 +27,10 @@ def draw(rows: Sequence[Row], file: Path) -> None:
             ranks = [row["ranks"] for row in own]
             axes.plot(ranks, [row["speedup"] for row in own], "o-", color=color, ms=5, label=who)
             told = [row for row in own if row["predicted_speedup"]]
-            label = "as the cost model has them" if who == SYNC else None
+            label = "predicted by the cost model" if who == SYNC else None
             axes.plot([row["ranks"] for row in told], [row["predicted_speedup"] for row in told], "--",
                       color=color, lw=1, label=label)  # fmt: skip
-        axes.set(title=f"as {name}: {figure.P} groups that meet every {figure.every} steps")
+        axes.set(title=f"as {name}: {figure.P} groups, synchronized every {figure.every} steps")
         axes.set(xlabel="ranks, two a host", xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks(RANKS, map(str, RANKS))
