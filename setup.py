@@ -1,7 +1,8 @@
-"""The native kernels of csrc/, built where there are compilers; everything else is in pyproject.toml.
+"""Build the native kernels of csrc/ where there are compilers; everything else is in pyproject.toml.
 
-They are plain shared objects with a C interface that hpcsgd/kernels/ loads: one wheel for any Python 3 and
-any torch. Those of csrc/cuda/ are for GPUs from Ampere on, and need no CUDA but the driver to run.
+The kernels are plain shared objects with a C interface, which hpcsgd/kernels/ loads. So one wheel serves any
+Python 3 and any torch. The kernels of csrc/cuda/ are for GPUs from Ampere on; to run, they need only the
+CUDA driver.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ ARCHITECTURES = (80, 90, 100)  # Ampere and Ada, Hopper, Blackwell
 
 
 class SharedObjects(build_ext):
-    """Builds libraries that are no Python modules: no Python's version in the name, no init function."""
+    """A command that builds shared libraries that are not Python modules.
+
+    Their names have no Python version, and they have no init function.
+    """
 
     user_options: ClassVar = [
         *build_ext.user_options,
-        ("strict-cuda", None, "take nvcc's warnings for errors"),
+        ("strict-cuda", None, "treat nvcc's warnings as errors"),
     ]
     boolean_options: ClassVar = [*build_ext.boolean_options, "strict-cuda"]
 
@@ -67,13 +71,19 @@ def sources(pattern: str) -> list[str]:
 
 
 def nvcc() -> str | None:
-    """That of $CUDA_HOME where it is set, even if there is none; else the first one on the path."""
+    """Return the path of nvcc, or None if there is none.
+
+    If $CUDA_HOME is set, only its nvcc counts; otherwise it is the first one in $PATH.
+    """
     home = os.environ.get("CUDA_HOME")
     return shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
 
 
 def generated_code() -> list[str]:
-    """For the architectures that this nvcc knows; what comes later compiles the last one's when it starts."""
+    """Return nvcc's options for the architectures that it knows.
+
+    They include intermediate code for the last one, which newer GPUs compile when a program starts.
+    """
     listed = subprocess.run(
         [nvcc(), "--list-gpu-code"], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -89,7 +99,7 @@ cpu = Extension(
     language="c++",
     extra_compile_args=FLAGS,
     extra_link_args=["-pthread"],
-    optional=True,  # without a compiler the reference in Python serves, and says so
+    optional=True,  # without a compiler hpcsgd uses the reference in Python and reports that
 )
 
 cuda = Extension(
@@ -97,7 +107,7 @@ cuda = Extension(
     sources("cuda/*.cu"),
     depends=sources("cuda/*.cuh"),
     language="cuda",
-    optional=True,  # likewise
+    optional=True,  # as above
 )
 
 setup(

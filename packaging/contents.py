@@ -1,4 +1,7 @@
-"""`python contents.py dist`: wheel and source distribution hold what they have to, or this fails."""
+"""Check that the wheel and the source distribution contain all files that they need.
+
+python contents.py dist
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ LIBRARIES = {"c++": "libhpcsgd_cpu.so", "nvcc": "libhpcsgd_cuda.so"}
 
 
 def expected_in_wheel() -> set[str]:
-    """Libraries by what builds them, and all that git keeps of the package."""
+    """Return the libraries that the tools of this machine build, and all other files of the package."""
     built = {f"hpcsgd/kernels/{library}" for tool, library in LIBRARIES.items() if shutil.which(tool)}
     return built | {str(path.relative_to(ROOT)) for path in (ROOT / "hpcsgd").rglob("*") if kept(path)}
 

@@ -1,10 +1,10 @@
 """Link against an older glibc than this machine's: `python older_glibc.py FOLDER 2.28`, and `-LFOLDER`.
 
-A linker takes the newest version of each symbol that its C library has, and older systems then refuse the
-result. glibc keeps the older versions for the programs of old, so FOLDER gets stand-ins for its libraries
-that have, of each function that got a version after the one asked for, only the newest before; linkers that
-are told of FOLDER look there first. What has no older version stays as it is, and `auditwheel repair --plat`
-refuses it.
+A linker uses the newest version of each symbol in its C library, and older systems then refuse the result.
+glibc still has the older versions, for old programs. So this program writes stand-ins for glibc's libraries
+into FOLDER. If a function has a version newer than the requested glibc, the stand-in has only the newest one
+that is allowed. With `-LFOLDER`, the linker looks there first. Functions without an older version stay as
+they are, and `auditwheel repair --plat` refuses them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile  # pyright: ignore[reportMissingImports]
 
-FUNCTIONS = {"STT_FUNC", "STT_LOOS"}  # the latter choose among implementations as they are loaded
-# Until glibc 2.34 these were libraries of their own, and stubs of them are still there.
+FUNCTIONS = {"STT_FUNC", "STT_LOOS"}  # a function of type STT_LOOS chooses its code when loaded
+# Until glibc 2.34 these were separate libraries, and stubs of them still exist.
 MOVED = {
     "libpthread.so.0": ("pthread_", "__pthread_", "sem_"),
     "libdl.so.2": ("dl",),
@@ -27,7 +27,7 @@ MOVED = {
 
 
 def functions(library: Path) -> Iterator[tuple[str, str]]:
-    """Functions that a library exports, each with a version: a name may come several times."""
+    """Yield the functions that a library exports, with their versions. A name may occur several times."""
     with library.open("rb") as file:
         elf = ELFFile(file)
         names = {
@@ -47,7 +47,7 @@ def order(version: str) -> tuple[int, ...]:
 
 
 def older(library: Path, newest: tuple[int, ...]) -> dict[str, str]:
-    """The version to link against of each function that has both a later one and this."""
+    """Return the version to link against, for each function that also has a version above `newest`."""
     versions = defaultdict(list)
     for name, version in functions(library):
         if version != "GLIBC_PRIVATE":
@@ -61,13 +61,13 @@ def older(library: Path, newest: tuple[int, ...]) -> dict[str, str]:
 
 
 def home(name: str, library: str) -> str:
-    """The library that had this function before."""
+    """Return the library that had this function before glibc 2.34."""
     was = [old for old, beginnings in MOVED.items() if name.startswith(beginnings)]
     return was[0] if was and library == "libc.so.6" else library
 
 
 def stand_in(folder: Path, soname: str, versions: dict[str, str]) -> Path:
-    """A shared object of that name with these functions, which do nothing."""
+    """Make a shared object of the name `soname` with these functions, which do nothing; return its path."""
     source, script, out = (folder / f"{soname}{end}" for end in (".s", ".map", ""))
     lines = [
         f".globl f{i}\n.type f{i}, %function\nf{i}:\n.symver f{i}, {name}@@{version}\n"
@@ -81,7 +81,7 @@ def stand_in(folder: Path, soname: str, versions: dict[str, str]) -> Path:
 
 
 def found(library: str) -> Path:
-    """Where the compiler finds it."""
+    """Return the path at which the compiler finds a library."""
     command = ["g++", f"-print-file-name={library}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     return Path(done.stdout.strip()).resolve()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# `make wheels`: dist/ gets a source distribution and a wheel for many Linuxes, checked by the tools of others, and
-# tried in empty environments outside the repository. The first argument is the Python that gets all of what hpcsgd
-# asks for; other Pythons from 3.11 on that are here get all but torch, which would be gigabytes for each.
+# `make wheels`: make a source distribution and a manylinux wheel in dist/, check them with the usual packaging tools,
+# and try them in empty environments outside the repository. The first argument is the Python whose environment gets
+# all dependencies of hpcsgd. The environments of other installed Pythons from 3.11 on get all dependencies except
+# torch, which would take gigabytes in each.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +10,7 @@ python=${1:-python3}
 glibc=2.28 # RHEL 8, and the oldest of torch's own wheels
 work=$PWD/build/wheels
 tools=$work/tools/bin
-trials=$work/trials # no hpcsgd beside the scripts but the installed one
+trials=$work/trials # outside the checkout, so that the scripts import the installed hpcsgd
 
 mkdir -p "$work" dist
 rm -rf "$work"/{glibc,plain,trials} dist/*
@@ -29,7 +30,7 @@ cp "$work"/plain/*.tar.gz dist
 "$tools/cibuildwheel" --print-build-identifiers --platform linux --archs "$(uname -m)"
 "$tools/python" packaging/contents.py dist
 
-# Python's own idea of its version: pyenv leaves commands for versions that are not chosen.
+# Only commands that run count: pyenv leaves commands of versions that are not selected.
 pythons() {
   local minor each
   for minor in 11 12 13 14; do

@@ -20,7 +20,7 @@ TITLES = {
     "outer_schedules": "Outer schedules",
     "data": "Samples",
 }
-"""The titles of the pages, in their order."""
+"""The titles of the pages, in the order of the index."""
 PAGES = {
     "hpcsgd.parts.averagers": "averagers",
     "hpcsgd.core.graphs": "graphs",

@@ -1,4 +1,4 @@
-"""Docstrings as griffe's reader of them expects it: what shows a session is called "Examples:" there."""
+"""A griffe extension that renames a section of docstrings: griffe's parser expects "Examples:"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 
 
 class AsRead(griffe.Extension):
-    """It renames that heading."""
+    """The extension: it replaces the heading "Example:" by "Examples:"."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

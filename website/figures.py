@@ -1,4 +1,4 @@
-"""The table of all results in benchmarks/results/: what made each, where and when."""
+"""The table of all results in benchmarks/results/, with the command that made each and the date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ that made it. Goals were set before measuring; `benchmarks/README.md` says which
 
 
 def table() -> str:
-    """What docs/performance.md ends with, with links from the repository's top."""
+    """Return the table that ends docs/performance.md; its links are relative to the repository's top."""
     return HEAD + "".join(_row(path) for path in sorted((ROOT / RESULTS).rglob("*.json")))
 
 
@@ -38,7 +38,7 @@ def _row(path: Path) -> str:
 
 
 def _shown(command: list[str]) -> list[str]:
-    """Without the names of what it writes, which are beside it."""
+    """Return the command without the options that name the files that it writes."""
     kept = command[:2]
     for word, before in zip(command[2:], command[1:], strict=False):
         if word not in ("--json", "--plot") and before not in ("--json", "--plot"):

@@ -1,4 +1,4 @@
-"""What mkdocs calls: pages that are made while the site is, beside those of docs/."""
+"""The hooks that mkdocs calls. They add generated pages to those of docs/."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ CONTINUED: Mapping[str, Callable[[], str]] = {
     "methods.md": method_pages.listed,
     "performance.md": lambda: repository.on_site(figures.table(), "", "performance.md"),
 }
-"""Pages of docs/ that go on with what is made of the code."""
+"""Pages of docs/ at whose end generated text is appended, with the functions that generate it."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Methods come from their table, so that none is forgotten."""
+    """Add a page for each method of the table of methods to the navigation, so that none is forgotten."""
     assert config.nav is not None
     (methods,) = (item["Methods"] for item in config.nav if "Methods" in item)
     methods.insert(1, {"Each method": sorted(method_pages.pages())})
@@ -49,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=text))
     for path in repository.linked_files(texts):
         place = repository.place_of(path)
-        if path.endswith(".md"):  # a page, whose links are right where it lies in the repository
+        if path.endswith(".md"):  # a page, whose links are relative to its place in the repository
             text = repository.on_site((ROOT / path).read_text(), posixpath.dirname(path), place)
             files.append(File.generated(config, place, content=text))
         else:
@@ -58,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Pages of docs/ have the links that are right on a code host."""
+    """Convert the links of a page of docs/, which are right on a code host, to links of the site."""
     if page.file.generated_by is not None:
         return markdown
     more = CONTINUED.get(page.file.src_uri)

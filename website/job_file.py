@@ -1,6 +1,6 @@
-"""The tables of all keys of a job file, made of hpcsgd/config/schema.py.
+"""The tables of all keys of a job file, generated from hpcsgd/config/schema.py.
 
-Sections are its dataclasses, and what a key means is the comment beside it.
+Each section of a job file is a dataclass there. The comment on the line of a field explains the key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGE = re.compile(r"docs/((\w+)\.md)")
 
 
 class Unexplained(Exception):
-    """A key of which nobody says what it means."""
+    """A key that no comment explains."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def tables(kind: type = Config) -> str:
 
 
 def sections(kind: type, name: str = "") -> Iterator[tuple[str, type]]:
-    """This one and those inside it, in the order of the file."""
+    """Yield the name and class of a section and of all sections inside it, in the order of the file."""
     yield name, kind
     for key, inner in get_type_hints(kind).items():
         if dataclasses.is_dataclass(inner):
@@ -55,7 +55,7 @@ def sections(kind: type, name: str = "") -> Iterator[tuple[str, type]]:
 
 
 def keys(kind: type) -> Iterator[Key]:
-    """Those of one section. Raises `Unexplained`."""
+    """Yield the keys of one section. Raises `Unexplained` if a key has no comment."""
     told, hints = meanings(kind), get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -66,7 +66,7 @@ def keys(kind: type) -> Iterator[Key]:
 
 
 def meanings(kind: type) -> Mapping[str, str]:
-    """The comments at the ends of the lines on which the fields are."""
+    """Return, by the name of a field, the comment at the end of its line."""
     source = inspect.getsource(kind)
     words = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {word.start[0]: word.string.lstrip("# ") for word in words if word.type == tokenize.COMMENT}
@@ -98,7 +98,7 @@ def _type(hint: Any) -> str:
 
 
 def default(field: Field[Any]) -> str:
-    """As the file would have it; nothing where leaving it out is all that there is."""
+    """Return the default as a job file writes it, or "" if the default is to leave the key out."""
     if field.default is MISSING and field.default_factory is MISSING:
         return NEEDED
     value = field.default_factory() if field.default_factory is not MISSING else field.default

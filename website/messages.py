@@ -1,6 +1,7 @@
-"""The page of all messages, found in the sources: each below the part of the package that says it.
+"""The page of all error messages and warnings, which are found in the sources.
 
-What the parts are about, and where more is said of it, is in causes.toml.
+The page has a section for each part of the package. causes.toml lists the parts, with the causes of their
+messages and the page that explains more.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 from repository import ROOT
 
 OPEN = "…"
-"""What is filled in."""
+"""This stands for the values that a message is formatted with."""
 ERRORS = {"UserError": "", "JobError": "", "NoWorld": "", "DivergedError": "", "PeerLost": " (exit code 69)"}
-"""Whose calls are messages, with what a reader is told of them."""
+"""The exceptions whose texts are messages, with a note that the page adds."""
 LOGS = ("log.warning", "logger.warning")
 WARNING = " (a warning)"
 TROUBLES = "troubleshooting.md"
@@ -35,28 +36,28 @@ class Unplaced(Exception):
 
 @dataclass(frozen=True, order=True)
 class Message:
-    """One as a reader sees it, with … for what is filled in."""
+    """A message as a user sees it, with … in place of formatted values."""
 
     path: str
-    """Of the source, from the package's folder."""
+    """The path of the source, relative to the package's folder."""
     words: str
     kind: str
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is said by some sources."""
+    """A section of the page: the messages of some sources."""
 
     title: str
     page: str
-    """That says more, with its anchor."""
+    """The page that explains more, with an anchor."""
     of: tuple[str, ...]
-    """Beginnings of paths."""
+    """The beginnings of the sources' paths."""
     cause: str
 
 
 def page() -> str:
-    """What follows the introduction on docs/messages.md. Raises `Unplaced`."""
+    """Return the text that follows the introduction on docs/messages.md. Raises `Unplaced`."""
     placed = by_part(parts(), found(ROOT / "hpcsgd"))
     told = entries((ROOT / "docs" / TROUBLES).read_text())
     return "".join(_section(part, messages, told) for part, messages in placed)
@@ -68,7 +69,13 @@ def parts() -> list[Part]:
 
 
 def by_part(known: Sequence[Part], messages: Sequence[Message]) -> list[tuple[Part, list[Message]]]:
-    """Raises `Unplaced`. The longest beginning of a path decides."""
+    """Return each part with its messages, in the order of their words.
+
+    A message belongs to the part with the longest matching beginning of its path.
+
+    Raises:
+        Unplaced: If a message matches no part, or a beginning matches no message.
+    """
     places: dict[str, Part] = {start: part for part in known for start in part.of}
     used: dict[str, list[Message]] = {start: [] for start in places}
     for message in messages:
@@ -83,7 +90,7 @@ def by_part(known: Sequence[Part], messages: Sequence[Message]) -> list[tuple[Pa
 
 @cache
 def found(package: Path) -> list[Message]:
-    """All messages of the package but those that only repeat another's words."""
+    """Return all messages of the package, except those that only repeat the text of another message."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
     functions = {
         node.name: node for tree in trees.values() for node in tree.body if isinstance(node, ast.FunctionDef)
@@ -98,14 +105,14 @@ def found(package: Path) -> list[Message]:
 
 
 def said(node: ast.AST) -> str | None:
-    """A string as a reader sees it."""
+    """Return the text of a string literal as a user sees it, or None for any other node."""
     if isinstance(node, ast.JoinedStr):
         return "".join(str(x.value) if isinstance(x, ast.Constant) else _filled_in(x) for x in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _filled_in(value: ast.expr) -> str:
-    """Of `count_text` the noun, as that of several."""
+    """Return the text in place of a formatted value; a call of `count_text` keeps its noun, in the plural."""
     match value:
         case ast.FormattedValue(
             value=ast.Call(func=ast.Name(id="count_text"), args=[_, ast.Constant(value=str(noun))])
@@ -117,15 +124,15 @@ def _filled_in(value: ast.expr) -> str:
 
 @dataclass(frozen=True)
 class Said:
-    """All that an expression of a source may say; functions that are called there are looked for by name."""
+    """The texts that an expression of a source can have. Functions that it calls are found by their names."""
 
     tree: ast.Module
     functions: Mapping[str, ast.FunctionDef]
     on_the_way: frozenset[str] = frozenset()
-    """Names that are being looked up."""
+    """The names that are being looked up."""
 
     def by(self, node: ast.AST) -> Iterator[str]:
-        """Nothing where it repeats what an earlier message said."""
+        """Yield the texts that the expression `node` can have; none if it is not made of string literals."""
         words = said(node)
         if words is not None:
             yield words
@@ -157,7 +164,7 @@ class Said:
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
-    """What errors and warnings are given to say, and which of both they are."""
+    """Yield the message argument of each error and warning, with the note for its kind."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not node.args:
             continue
@@ -168,7 +175,7 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
 
 
 def entries(text: str) -> dict[str, str]:
-    """What the page of troubles quotes, and below which of its headings."""
+    """Return the messages that the troubleshooting page quotes, with the headings above them."""
     told: dict[str, str] = {}
     for section in text.split("\n## ")[1:]:
         heading = section.split("\n", 1)[0]
@@ -177,7 +184,7 @@ def entries(text: str) -> dict[str, str]:
 
 
 def hears(words: str, quoted: str) -> bool:
-    """Whether this is what is quoted, or the part of it that is."""
+    """Return True if the message `words` contains the text `quoted`, without … and colons at its ends."""
     return quoted.strip(f"{OPEN} :") in words
 
 

@@ -55,9 +55,10 @@ TRAINING = """
 
 ![training loss, distance of the groups and test accuracy by steps](../training/{name}.png)
 
-Four groups of one rank train on handwritten digits for {epochs} epochs, with one seed. The grey lines are `bsp`
-with the same ranks and samples. The picture shows how training with this method looks, and not how good the
-method is; [which method to choose](../choosing.md) does that. `python website/pictures.py {name}` made it, with
+Four groups of one rank train on handwritten digits for {epochs} epochs, with one seed. The grey lines are
+`bsp` with the same ranks and samples. The picture shows how training with this method looks, and not how good
+the method is; [which method to choose](../choosing.md) does that. `python website/pictures.py {name}` made
+it, with
 
 ```toml
 {section}```

@@ -1,4 +1,4 @@
-"""The tables of short names that a job file may have, made of those that it is read by."""
+"""The table of short names that a job file may use, generated from the tables with which it is read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hpcsgd.train.training_setup import TRANSFORMS
 HEAD = """
 ## Names
 
-What may stand in the place of `"package.module:function"`. Below the sections: arguments of methods and of
-their parts.
+These names may stand in the place of `"package.module:function"`. The rows below those of the sections are
+for arguments of methods and of their parts.
 
 | key | names |
 |---|---|
@@ -35,7 +35,7 @@ def table() -> str:
 
 
 def families_of_arguments() -> Iterable[tuple[set[str], Mapping[str, Callable[..., Any]]]]:
-    """Names of arguments that are given a part, with the names that such a part has."""
+    """Yield the names of arguments that take a part, with the named parts that they can take."""
     tables = list({id(known): known for known in FAMILIES.values()}.values())
     takers = [function for known in tables for function in known.values()]
     for known in tables:
@@ -43,7 +43,7 @@ def families_of_arguments() -> Iterable[tuple[set[str], Mapping[str, Callable[..
 
 
 def taking(function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) -> Iterable[str]:
-    """The arguments of `function` that are given one of `known`."""
+    """Yield the arguments of `function` that take one of `known`."""
     for name, kind in annotations_of(function).items():
         if any(FAMILIES.get(x) is known for x in alternatives(kind)):
             yield name

@@ -1,17 +1,17 @@
-"""What commands print, as pages show it: made by the commands, and made again by this one.
+"""Run the commands whose output the pages show, and write the new output into the pages.
 
-python website/outputs.py                   # on all pages, some minutes on two cores
-python website/outputs.py docs/plan.md      # on these
+python website/outputs.py                   # all pages; takes some minutes on two cores
+python website/outputs.py docs/plan.md      # only these pages
 
-A comment stands before each block of text that a command has printed, and says how it was made:
+A comment before each block of text that a command has printed says how the block was made:
 
     <!-- output of `hpcsgd plan job.toml`; 6 … 2; decimals differ -->
 
-The command is run in a folder with a copy of examples/, the digits, and the README's script as train.py.
-Its first 6 and its last 2 lines are shown, or all of them. tests/website/test_outputs.py runs it again
-and expects the same text, to the letter. Where "decimals differ", it does not compare numbers with a
-point, a comma or three digits; where "numbers differ", no numbers, and not the order of words in a line.
-A block that no command can make here says so:
+The command runs in a folder with a copy of examples/, the digits, and the README's script as train.py. The
+page shows the first 6 and the last 2 lines of the output; without "6 … 2" it shows all lines.
+tests/website/test_outputs.py runs the command again and expects exactly the same text. With "decimals differ"
+it ignores numbers that have a point, a comma, a colon or at least three digits. With "numbers differ" it
+ignores all numbers and the order of words in a line. The comment of a block that no command can make here is:
 
     <!-- not made again: why -->
 """
@@ -44,18 +44,18 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class Output:
-    """A block of a page, and how to make it."""
+    """A block of a page, and the command that makes it."""
 
     page: str
     command: str
     shown: str
     ends: tuple[int, int] | None
-    """So many lines of the beginning are shown, "…" after them, and so many of the end; None: all."""
+    """The numbers of lines shown from the beginning and from the end, with "…" between; None shows all."""
     differ: str | None
-    """Which numbers another machine may print: a key of `MEASURED`."""
+    """Which numbers may differ between machines: a key of `MEASURED`, or None."""
 
     def shortened(self, printed: str) -> str:
-        """What is shown of all that was printed."""
+        """Return the lines of the output `printed` that the page shows."""
         lines = printed.splitlines()
         if self.ends is not None:
             first, last = self.ends
@@ -63,7 +63,7 @@ class Output:
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
     def comparable(self, text: str) -> str | list[list[str]]:
-        """A text without what may differ."""
+        """Return a text without what may differ between machines."""
         if self.differ is None:
             return text
         lines = [MEASURED[self.differ].sub("#", line).split() for line in text.splitlines()]
@@ -71,13 +71,13 @@ class Output:
 
 
 def outputs(page: Path) -> list[Output]:
-    """All that can be made again."""
+    """Return all blocks of a page that a command can make again."""
     blocks = [_output(page.name, block) for block in TEXT.finditer(page.read_text())]
     return [output for output in blocks if output is not None]
 
 
 def unexplained(text: str) -> list[str]:
-    """The first lines of blocks without a comment, or with one that says something else."""
+    """Return the first lines of blocks that have no comment, or a comment of another form."""
     blocks = [(block["text"], " ".join((block["comment"] or "").split())) for block in TEXT.finditer(text)]
     return [
         shown.splitlines()[0]
@@ -97,20 +97,20 @@ def _output(page: str, block: re.Match[str]) -> Output | None:
 
 
 def prepare(folder: Path) -> None:
-    """What the commands find in `folder`."""
+    """Put into `folder` the files that the commands need."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("*.h5"))
     convert("digits", None, folder / "examples/digits.h5")
     (folder / "train.py").write_text(script())
 
 
 def script() -> str:
-    """The quick start of the README."""
+    """Return the quick-start script of the README."""
     (found,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
     return found
 
 
 def words(command: str) -> list[str]:
-    """With this Python and its hpcsgd, and the mpiexec beside it where there is one."""
+    """Return the words of a command, run by this Python, its hpcsgd, and the mpiexec next to it, if any."""
     mpiexec = Path(sys.executable).with_name("mpiexec")
     python = [sys.executable, "-m", "hpcsgd"]
     programs = {"python": python[:1], "hpcsgd": python} | (
@@ -120,7 +120,7 @@ def words(command: str) -> list[str]:
 
 
 def made_again(page: Path, run: Callable[[Sequence[str]], str]) -> str:
-    """The page's text with what its commands print now."""
+    """Return the page's text with the output that its commands print now."""
 
     def new(block: re.Match[str]) -> str:
         output = _output(page.name, block)

@@ -1,7 +1,7 @@
-"""Trains the digits by each method, on four groups of one rank, and draws it: docs/training/METHOD.png.
+"""Train the digits by each method, on four groups of one rank, and draw docs/training/METHOD.png.
 
-python website/pictures.py             # all methods, a few minutes on two cores
-python website/pictures.py sgp ssp     # these
+python website/pictures.py             # all methods; takes a few minutes on two cores
+python website/pictures.py sgp ssp     # only these methods
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ GIVEN: Mapping[str, Any] = {
     "sync_delay": 2, "sync_every": 8, "then": SYNC,
     "method": SYNC,
 }  # fmt: skip
-"""Arguments without a default, as a job file has them; steps of an epoch are the run's."""
+"""Values for the methods' arguments without a default, as in a job file. The run sets `steps_per_epoch`."""
 CALM = {"name": "piecewise", "lr": [[0, 0.7]], "momentum": [[0, 0.8]]}
-"""An outer momentum for few synchronizations: those of a paper are for hundreds."""
+"""An outer schedule for few synchronizations; the schedules of papers are for hundreds of them."""
 OWN: Mapping[str, Mapping[str, Any]] = {
     "osgp": {"overlap_steps": 1},
     "pier": {"lazy_fraction": 0.25, "outer_schedule": CALM},
 }
-"""Of single methods, where those would not do."""
+"""Further arguments of single methods, where the values above and the defaults do not suit."""
 PLAIN = ("sasgd",)
-"""What is for SGD without momentum and weight decay."""
+"""Methods that need SGD without momentum and weight decay."""
 SIZE, DPI = (7.0, 2.3), 80
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 
 
 def job(name: str, data_file: Path) -> dict[str, Any]:
-    """The job file of a training by this method."""
+    """Return the job file of a training by the method `name`."""
     table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
     arguments = {x: GIVEN[x] for x in needed(METHODS[name]) if x in GIVEN}
     table["method"] = {"name": name, **arguments, **OWN.get(name, {})}
@@ -66,7 +66,7 @@ def job(name: str, data_file: Path) -> dict[str, Any]:
 
 
 def trained(name: str, folder: Path) -> Sequence[Record]:
-    """What its run told, at last: in `folder`, where the dataset file is."""
+    """Train by the method `name` in `folder`, which has the dataset file, and return the run's metrics."""
     file, run = folder / f"{name}.toml", folder / name
     file.write_text(tomli_w.dumps(job(name, folder / "digits.h5")))
     hpcsgd = [sys.executable, "-m", "hpcsgd"]
@@ -80,8 +80,10 @@ def trained(name: str, folder: Path) -> Sequence[Record]:
 
 
 def draw(name: str, records: Sequence[Record], reference: Sequence[Record], target: Path) -> None:
-    """Loss and distance on the left and in the middle by steps, accuracy on the right by epochs; grey is the
-    reference."""
+    """Draw the training loss, the test accuracy and the distance of the groups, each by steps.
+
+    The reference's curves of loss and accuracy are grey.
+    """
     with rc_context({**STYLE, "font.size": 8}):
         figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
         loss, distance, accuracy = figure.subplots(1, 3)

@@ -1,4 +1,4 @@
-"""All names that a script may use: the exported ones, and what is in `graphs` and the modules of parts."""
+"""All names that a script may use: those that hpcsgd exports, and those in `graphs` and in `MODULES`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import hpcsgd
 
 MODULES = ("outer_schedules", "quantizers")
-"""Of parts, which scripts name by their modules."""
+"""Modules of parts; scripts write the module's name before that of the part."""
 
 
 def public() -> dict[str, Any]:
-    """Each as it is written after `hpcsgd.`."""
+    """Return the public objects by their names, written as after `hpcsgd.`."""
     names = {name: getattr(hpcsgd, name) for name in hpcsgd.__all__}
     graphs = names.pop("graphs")
     inside = {name: value for name, value in vars(graphs).items() if _home(value) == graphs.__name__}
@@ -28,17 +28,17 @@ def public() -> dict[str, Any]:
 
 
 def path(documented: Any) -> str:
-    """Where it is written."""
+    """Return the module and qualified name of the definition."""
     return f"{documented.__module__}.{documented.__qualname__}"
 
 
 def summary(documented: Any) -> str:
-    """The first sentence or paragraph of its docstring, on one line."""
+    """Return the first paragraph of the docstring, on one line."""
     return " ".join(inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0].split())
 
 
 def needed(factory: Callable[..., Any]) -> list[str]:
-    """Its arguments without a default."""
+    """Return the names of the arguments without a default."""
     parameters = inspect.signature(factory).parameters.values()
     return [p.name for p in parameters if p.default is p.empty]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# carry.sh FOLDER [PYTHON_VERSION]: put the wheels of requirements.txt into FOLDER, for run.sh on a machine that reaches
-# no package registry (x86-64, Python 3.12 unless another version is named).
+# carry.sh FOLDER [PYTHON_VERSION]: download the wheels of requirements.txt into FOLDER. run.sh installs them on a
+# machine that reaches no package registry. They are for x86-64 and PYTHON_VERSION, by default 3.12.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: carry.sh FOLDER [PYTHON_VERSION]}")
 version=${2:-3.12}

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run.sh WHEELS OUT [WORDS...]: on a machine with a GPU, torch and nvcc, but without MPI and a package registry, run
-# `benchmarks/gpu.py --out OUT WORDS`. WHEELS is what carry.sh made. Everything goes into build/gpu-python, which sees
-# the packages of $PYTHON behind those that are carried; OUT/build.txt says how the kernels were built.
+# run.sh WHEELS OUT [WORDS...]: run `benchmarks/gpu.py --out OUT WORDS` on a machine that has a GPU, torch and nvcc, but
+# neither MPI nor a package registry. WHEELS is the folder that carry.sh filled. Everything is installed into
+# build/gpu-python. This environment also sees the packages of $PYTHON; the installed ones come first. OUT/build.txt
+# has the output of building the kernels.
 set -euo pipefail
 wheels=$(realpath "${1:?usage: run.sh WHEELS OUT [WORDS...]}")
 mkdir -p "${2:?usage: run.sh WHEELS OUT [WORDS...]}"
@@ -31,7 +32,7 @@ if ! install -v --no-build-isolation -e . >"$out/build.txt" 2>&1; then
   exit 1
 fi
 
-# MPI's launcher and library belong together, or each rank is a world of its own.
+# The launcher must belong to the MPI library that mpi4py loads; otherwise each rank has a world of size 1.
 size='from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2, MPI.Get_library_version()'
 mpiexec -n 2 "$environment/bin/python" -c "$size" </dev/null
 

@@ -1,6 +1,6 @@
-"""The installed hpcsgd: its native kernels give the bits of its reference in Python, and it trains.
+"""Check that the installed hpcsgd trains, and that its native kernels give the same bits as the reference.
 
-`python -P with_torch.py NVCC`: with the path of an nvcc, the CUDA library has to load, GPU or not.
+`python -P with_torch.py NVCC`: if NVCC is not empty, the CUDA library has to load, even without a GPU.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def packing() -> None:
 
 
 def training() -> None:
-    """One rank, a sparse exchange: the loss of a straight line falls."""
+    """Train a linear model on one rank with sparse gradients, and check that its loss falls."""
     topology = hpcsgd.init()
     model = torch.nn.Linear(32, 1)
     sparse = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))

@@ -1,6 +1,6 @@
-"""The installed native library against numpy, where there is no torch.
+"""Compare the installed native library with numpy, in an environment without torch.
 
-`python without_torch.py --requirements WHEEL` prints what else the wheel asks for, to be installed first.
+`python without_torch.py --requirements WHEEL` prints the wheel's other dependencies, to be installed first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONG, INT, POINTER = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
 
 
 def requirements(wheel: Path) -> list[str]:
-    """All that the wheel depends on, but torch and the extras."""
+    """Return the dependencies of the wheel, except torch and those of extras."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         lines = re.findall(r"^Requires-Dist: (.+)$", archive.read(name).decode(), re.MULTILINE)
@@ -26,7 +26,7 @@ def requirements(wheel: Path) -> list[str]:
 
 
 def folder() -> Path:
-    """Of the installed kernels, which are not imported: that takes torch."""
+    """Return the folder of the installed kernels, without importing them, because that needs torch."""
     spec = importlib.util.find_spec("hpcsgd")
     assert spec is not None
     assert spec.origin is not None
@@ -36,13 +36,16 @@ def folder() -> Path:
 
 
 def main() -> None:
-    import numpy as np  # not there yet where requirements are asked for
+    import numpy as np  # with --requirements, numpy is not installed yet
 
     library = ctypes.CDLL(str(folder() / "libhpcsgd_cpu.so"))
     library.hpcsgd_instructions.restype = ctypes.c_char_p
 
     def call(name: str, *arguments: object) -> int:
-        """Arrays by their address, a float as float32, all else as int64: as csrc/kernels.h has them."""
+        """Call a kernel with the types of csrc/kernels.h and return its result.
+
+        An array is given by its address, a float as float32, an int as int64, and an `INT` as int32.
+        """
         function = getattr(library, f"hpcsgd_{name}")
         function.restype = LONG
         kinds = {
@@ -59,7 +62,7 @@ def main() -> None:
     x = random.standard_normal(1_000_000, dtype=np.float32)
     x[::7] = x[0]  # ties
     for portable in (INT(0), INT(1)):
-        # The order of sorting is that of the reference: the largest first, of equal ones the first.
+        # The reference sorts the largest first, and equal ones by their indices.
         expected = np.sort(np.argsort(-np.abs(x), kind="stable")[:10_000])
         starts, stops, k = (np.array([each]) for each in (0, len(x), 10_000))
         chosen = np.empty(10_000, dtype=np.int64)

@@ -4,11 +4,11 @@ from spack.package import *
 
 
 class PyHpcsgd(PythonPackage):
-    """Trains PyTorch models on supercomputers with far less communication: data parallelism inside
-    groups of ranks, local SGD, gossip and their kin across groups."""
+    """hpcsgd trains PyTorch models on supercomputers with far less communication. It uses data
+    parallelism inside groups of ranks, and local SGD, gossip and related methods across groups."""
 
-    # At a release: its address here, and the checksum of its source distribution below. Until then
-    # `spack develop` takes a checkout.
+    # At a release, set its address here and the checksum of its source distribution below. Until then,
+    # `spack develop` uses a checkout.
     homepage = "https://example.org/hpcsgd"
     url = "https://example.org/hpcsgd/hpcsgd-0.1.0.tar.gz"
 
@@ -27,7 +27,7 @@ class PyHpcsgd(PythonPackage):
     depends_on("py-torch+cuda", type=("build", "run"), when="+cuda")
     depends_on("py-numpy@1.26:", type=("build", "run"))
     depends_on("py-h5py@3.10:", type=("build", "run"))
-    depends_on("py-mpi4py@4:", type=("build", "run"))  # on the site's MPI, an external of Spack's
+    depends_on("py-mpi4py@4:", type=("build", "run"))  # with the site's MPI, an external package in Spack
     depends_on("py-cyclopts@5:", type=("build", "run"))
     depends_on("py-matplotlib@3.8:", type=("build", "run"))
     depends_on("py-rich@13:", type=("build", "run"))
@@ -35,5 +35,5 @@ class PyHpcsgd(PythonPackage):
     depends_on("py-scipy@1.11:", type=("build", "run"))
 
     def setup_build_environment(self, env: EnvironmentModifications) -> None:
-        # setup.py takes the nvcc of $CUDA_HOME, and none if there is none.
+        # setup.py uses only the nvcc of $CUDA_HOME. A prefix without nvcc turns the CUDA kernels off.
         env.set("CUDA_HOME", self.spec["cuda"].prefix if self.spec.satisfies("+cuda") else self.prefix)
