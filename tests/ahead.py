@@ -1,4 +1,4 @@
-"""How far others get while one rank does nothing, whether ranks are threads or processes."""
+"""Measure how many steps a rank makes while the other one waits. Ranks may be threads or processes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from pathlib import Path
 from hpcsgd.comm import Communicator
 
 PATIENCE = 60.0  # seconds; the machine may be busy
-LONGER = 1.8  # seconds in which a step more would be made
+LONGER = 1.8  # seconds, in which the rank would make another step if it could
 
 
 def others_made(
     world: Communicator, folder: Path, step: Callable[[int], object], steps: range, ahead: int
 ) -> int:
-    """All of two ranks make these steps; the second one when the first has made `ahead` of them and does not
-    go on. On the second rank: how many the first had made by then."""
+    """Make `steps` on two ranks and return how far ahead rank 0 was when rank 1 began.
+
+    Rank 1 begins when rank 0 has made at least `ahead` steps and has had time for more.
+
+    Returns:
+        On rank 1 the number of steps that rank 0 had made by then; on rank 0 the number 0.
+    """
     seen = 0
     if world.rank == 1:
         wait_for(lambda: made(folder) >= ahead)

@@ -1,4 +1,4 @@
-"""Arrays made to mislead whoever looks for their largest elements, and segments of them."""
+"""Arrays in which the largest elements are hard to find, and segments of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def one_huge(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def one_bit_more_at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
-    """The next larger float32: what a floor that is a little too high would miss."""
+    """Return ones, and at the end the next larger float32, which a threshold slightly too high would miss."""
     return np.where(np.arange(n) < 0.8 * n, np.float32(1), np.nextafter(np.float32(1), np.float32(2)))
 
 
@@ -79,7 +79,7 @@ MAKERS = (
 
 
 def made(maker: Callable[..., np.ndarray], rng: np.random.Generator, n: int, shift: int = 0) -> torch.Tensor:
-    """`n` float32 elements, `shift` elements behind an aligned address."""
+    """Return `n` float32 elements of `maker`, stored `shift` elements behind an aligned address."""
     x = torch.from_numpy(
         np.concatenate([np.zeros(shift), maker(rng, n)], dtype=np.float32, casting="same_kind")
     )
@@ -91,7 +91,10 @@ def lists(*values: list[int]) -> tuple[torch.Tensor, ...]:
 
 
 def cuts(rng: np.random.Generator, n: int, segments: int) -> tuple[torch.Tensor, ...]:
-    """Disjoint segments of [0, n), some empty and some apart, each with some k."""
+    """Return the starts and stops of disjoint segments of [0, n), and a k for each segment.
+
+    Some segments are empty, and there may be gaps between segments.
+    """
     bounds = np.sort(rng.integers(0, n + 1, 2 * segments))
     starts, stops = bounds[::2], bounds[1::2]
     lengths = stops - starts

@@ -1,14 +1,14 @@
-"""Prints a fingerprint of short trainings by every method, which a change of the code's form leaves as it is.
+"""Print a fingerprint of short trainings by every method; refactoring the code must not change it.
 
-A fingerprint is of the parameters after each step, the method's metrics, and the bytes sent in each phase.
-Seconds are left out, and so are methods whose numbers depend on which message arrives first. Fingerprints
-hold for one version of torch and one kind of processor: compare those of two commits on one machine.
+A fingerprint covers the parameters after each step, the method's metrics except seconds, and the bytes sent
+in each phase. Methods whose numbers depend on the order in which messages arrive have none. Fingerprints
+depend on the version of torch and the kind of processor: compare two commits on one machine.
 
     PYTHONPATH=. python tests/bits.py --json before.json
     PYTHONPATH=. python tests/bits.py --against before.json
     PYTHONPATH=. mpiexec -n 4 python tests/bits.py --json mpi.json bsp diloco delayed
 
-Ranks are threads, or processes of MPI where a launcher starts the tool.
+Ranks are threads, or MPI processes if a launcher starts the program.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ OPTIMIZERS = {
 }
 PLAIN = {"sgd": lambda params: optim.SGD(params, lr=0.1)}
 BUCKET_MB = {"sgd": 1e-4, "adamw": 1.0}
-"""Many buckets, and one."""
+"""The bucket size for each optimizer: one gives many buckets, the other a single bucket."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One way to make a method, and what it goes with."""
+    """A way to make a method, with the topology and the optimizers that it is for."""
 
     new: Callable[[], Method]
     form: Callable[[Communicator, int], Topology] = form
@@ -113,7 +113,7 @@ ENTRIES: Mapping[str, Entry] = {
 
 
 def model() -> nn.Module:
-    """The same on all machines, which may have random numbers of their own."""
+    """Return a model with the same parameters on all machines, whose random numbers may differ."""
     net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))
     with torch.no_grad():
         for i, p in enumerate(net.parameters()):
@@ -122,7 +122,7 @@ def model() -> nn.Module:
 
 
 def fingerprint(world: Communicator, P: int, entry: Entry, optimizer: str) -> str:
-    """Train for some steps; return the fingerprint of this rank. Collective."""
+    """Train for `STEPS` steps and return the fingerprint of this rank. Collective."""
     torch.manual_seed(0)
     net, found, before = model(), hashlib.sha256(), world.stats.totals()
     inner = (PLAIN if entry.plain_sgd else OPTIMIZERS)[optimizer](list(net.parameters()))
@@ -150,7 +150,7 @@ def fingerprint(world: Communicator, P: int, entry: Entry, optimizer: str) -> st
     with made.averaged_model() as D:
         see({"distance": D})
     sent = world.stats.since(before)
-    # Lanes add to these in any order, and so their sums differ by rounding.
+    # Communication threads add to these in any order, so that the sums differ by rounding.
     found.update(repr(sorted((name, round(x.bytes, 3)) for name, x in sent.items())).encode())
     return found.hexdigest()[:16]
 
@@ -160,7 +160,10 @@ def batch(t: int, rank: int) -> Tensor:
 
 
 def fingerprints(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Of each method by each optimizer on each shape, one after the other; of all ranks as one."""
+    """Yield the name and fingerprint of each training: each method, by each optimizer, on each shape.
+
+    The fingerprint of a training joins those of all ranks.
+    """
     for name in names:
         entry = ENTRIES[name]
         for optimizer in PLAIN if entry.plain_sgd else OPTIMIZERS:
@@ -178,7 +181,7 @@ def _of_ranks(P: int, K: int, entry: Entry, optimizer: str) -> list[str]:
 
 
 def differences(found: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """The trainings of `found` which `before` has with another fingerprint, or does not have."""
+    """Return the trainings of `found` that `before` has with another fingerprint, or does not have."""
     return [name for name, each in found.items() if before.get(name) != each]
 
 
@@ -186,10 +189,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", nargs="*", help=f"of {', '.join(ENTRIES)}; all, if none is given")
+    parser.add_argument("name", nargs="*", help=f"one of {', '.join(ENTRIES)}; default: all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the fingerprints here")
     parser.add_argument(
-        "--against", type=Path, metavar="FILE", help="compare with these; ends with 1 if any differ"
+        "--against", type=Path, metavar="FILE", help="compare with these; exit code 1 if any differ"
     )
     given = parser.parse_args(words)
     if unknown := set(given.name) - ENTRIES.keys():

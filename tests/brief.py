@@ -1,12 +1,12 @@
-"""Which tests `make test` runs: every test function that is not slow, with each value of what it tests once.
+"""The choice of tests that `make test` runs: every test function that is not slow, with each value once.
 
-Many tests are parametrized by several things at a time: every method on every shape with every optimizer.
-`make test-all` tries all combinations. A brief run tries every value that is tested once, and shapes that are
-awkward. This is known as base choice testing.
+Many tests have several parameters, such as the method, the shape and the optimizer. `make test-all` tries all
+combinations. A brief run tries every value of each parameter once, and prefers difficult shapes. This is
+known as base choice testing.
 
-Many tests are repeated for every method. A brief run tries every method in those with the mark
-`every_method`, which compare it with plain torch, and a third of the methods in each of the others: a file's
-next such test has the next third.
+Many tests are repeated for every method. Tests with the mark `every_method` compare methods with plain torch,
+and a brief run tries them for every method. It tries each of the other tests for a third of the methods: the
+next such test of a file has the next third.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import pytest
 
 LEFT_OUT = ("slow", "long", "soak", "large")
 SETTINGS = frozenset({"n", "ranks", "P", "K", "now", "seed"})
-"""Parameters that say on which ranks a test runs, if it runs on ranks: one value of each is enough."""
+"""Parameters that set the ranks of a test that runs on ranks. A brief run needs one value of each."""
 METHODS = ("method", "label")
 """Parameters that say which method of the table is tested."""
 MANY, PART = 12, 3
-"""Of so many methods and more, one in `PART` is tried."""
+"""If a test has at least `MANY` methods, a brief run tries one in `PART`."""
 
 
 def brief(items: Iterable[pytest.Item], *, each_value: bool = True) -> set[pytest.Item]:
     """Return the items of a brief run.
 
-    Of each test function, these are so many that each value of each parameter that is not a setting occurs,
-    and a third of the methods.
+    For each test function, every value of each parameter occurs in at least one item. Exceptions are the
+    parameters in `SETTINGS` and the methods, of which a third occurs.
 
     Args:
         items: The items of a session. Those with a mark in `LEFT_OUT` are never chosen.
-        each_value: False takes one item of each test function: on MPI ranks, of what was tried on threads.
+        each_value: False chooses one item of each test function. This is for MPI ranks, after a run on
+            threads.
     """
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -75,7 +76,7 @@ def _base_choices(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _order(item: pytest.Item) -> tuple[bool, bool, int]:
-    """Sort key: several groups of several ranks come first, then numbers that are no power of two."""
+    """Return a sort key: several groups of several ranks come first, then numbers that are no power of 2."""
     match parameters(item):
         case {"P": int(P), "K": int(K)} | {"now": (int(P), int(K))}:
             several, n = P > 1 and K > 1, P * K

@@ -2,8 +2,8 @@
 
     python tests/conditions.py [--target test] [--user NAME] [--log FOLDER] [CONDITION ...]
 
-Without names, all conditions are tried one after the other. Those in OF_ROOT are passed over without root.
-For another user, what is committed is cloned, and the environment is made again.
+Without names, the program tries all conditions one after the other. It skips those in OF_ROOT unless root
+runs it. For the condition "another user" it clones the repository, and make creates the environment again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE = 7200.0  # seconds that a target may take
 
 @dataclass
 class Start:
-    """How make is started; a condition changes some of it."""
+    """How make is started. A condition changes some of the attributes."""
 
     user: str
     folder: Path
@@ -42,7 +42,7 @@ Condition = Callable[[Start], Iterator[None]]  # as `contextmanager` takes it
 
 
 def shell(text: str) -> Condition:
-    """Return the condition that a shell starts the command, where `text` has `$@`."""
+    """Return a condition in which bash runs `text`, which starts the command at its `$@`."""
 
     def condition(start: Start) -> Iterator[None]:
         start.before = ["bash", "-c", text, "bash"]
@@ -55,7 +55,7 @@ def open_pipe(start: Start) -> Iterator[None]:
     """Hold the writing end of a pipe and write nothing."""
     os.mkfifo(pipe := start.folder / "pipe")
     start.before = ["bash", "-c", 'exec "$@" <"$0"', pipe]
-    with pipe.open("rb+", buffering=0):  # for writing alone it would wait for the reader
+    with pipe.open("rb+", buffering=0):  # opening it only for writing would wait for the reader
         yield
 
 
@@ -111,7 +111,7 @@ CONDITIONS: Mapping[str, Condition] = {
 def tried(name: str, target: str, user: str, log: Path) -> tuple[int, float]:
     """Run the target in a condition; return its exit code and the seconds that it took."""
     with TemporaryDirectory(prefix="conditions-") as folder, log.open("w") as file:
-        Path(folder).chmod(0o711)  # other users have to get through
+        Path(folder).chmod(0o711)  # other users need to reach what is inside
         start = Start(user, Path(folder))
         with contextmanager(CONDITIONS[name])(start):
             words, began = [*start.before, "make", "-C", start.root, target], time.monotonic()

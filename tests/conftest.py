@@ -1,17 +1,18 @@
-"""How tests run on several ranks: as threads of one pytest, or as the processes of `mpiexec … --with-mpi` or
-of torchrun.
+"""Fixtures and hooks that run tests on several ranks.
+
+The ranks are threads of one pytest, or processes of `mpiexec … --with-mpi` or torchrun.
 
 `run(n, function, *args)` calls `function(world, *args)` on n ranks and returns the n results. Under a
-launcher every rank is a pytest of its own; all of them go through the same tests in the same order, see the
-same results and raise the same exception, and rank 0 alone prints. Tests for another n are not collected.
+launcher, every rank is a separate pytest process. All of them run the same tests in the same order, see the
+same results and raise the same exception; only rank 0 prints. Tests for another n are not collected.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, and in all that tests start
-# Stores of torch ask for the names of their clients' addresses; a name server that is not there costs 5 s.
+os.environ["OMP_NUM_THREADS"] = "1"  # for each rank, in this process and in programs that tests start
+# torch's stores look up the host names of their clients; without a name server each look-up takes 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import gc
@@ -34,7 +35,7 @@ from ranks import BY_TORCHRUN, LAUNCHED, RANK, RANKS, complain, end_late, proces
 
 torch.set_num_threads(1)
 
-# Every rank has to see the same examples and judge them alike, so nothing may depend on chance or time.
+# All ranks have to see the same examples and reach the same verdict, so nothing may depend on chance or time.
 hypothesis.settings.register_profile("one process", deadline=None)
 hypothesis.settings.register_profile(
     "ranks",
@@ -53,7 +54,7 @@ on_threads = partial(threads.run, timeout=100.0)  # seconds; the machine may be 
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
-    """`run(n, function, *args)`: the results of `function(world, *args)` on n ranks, in rank order."""
+    """Return `run(n, function, *args)`, which returns `function(world, *args)` of n ranks, in rank order."""
     on_ranks, declared = processes().run if LAUNCHED else on_threads, size(request.node)
 
     def run_as_declared(n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -65,7 +66,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def far_device() -> Iterator[None]:
-    """The test device is this machine's accelerator; see tests/far."""
+    """Make the test device this machine's accelerator; see tests/far."""
     if (reason := far.missing()) is not None:
         pytest.skip(reason)
     with far.switched_on():
@@ -74,7 +75,7 @@ def far_device() -> Iterator[None]:
 
 @pytest.fixture
 def any_device(request: pytest.FixtureRequest) -> None:
-    """The test device, or with `--on-devices` the accelerators of that kind which this machine has."""
+    """Use the test device, or with `--on-devices` this machine's accelerators of that kind."""
     kind = request.config.getoption("--on-devices") or "far"
     if kind == "far":
         request.getfixturevalue("far_device")
@@ -86,27 +87,27 @@ if LAUNCHED:
 
     @pytest.fixture
     def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """One folder for all ranks of a test, made by rank 0: pytests making one each clash."""
+        """Return one folder for all ranks of a test, made by rank 0: folders made by each rank clash."""
         return processes().same(tmp_path_factory.mktemp("ranks") if RANK == 0 else None)
 
     def pytest_ignore_collect(collection_path: Path) -> bool | None:
-        """What has nothing for ranks; each of them would import it all."""
+        """Ignore test files without tests for ranks, because otherwise every rank would import them."""
         tests = collection_path.match("test_*.py")
         return True if tests and not TAKES_RUN.search(collection_path.read_text()) else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    told = "leave out slow tests, and try each value of a parameter once (tests/brief.py)"
+    told = "skip slow tests, and try each value of a parameter once (tests/brief.py)"
     parser.addoption("--brief", action="store_true", help=told)
-    told = "only the tests that hold on any device (fixture any_device), on devices of that kind"
+    told = "run only the tests for any device (fixture any_device), on devices of that kind"
     parser.addoption("--on-devices", choices=("far", "cuda", "xpu"), help=told)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what has no place here.
+    """Deselect the tests that do not run in this session, and move tests of Slurm to the front.
 
-    Batch jobs come first: they wait for minutes, while other tests use the cores.
+    Batch jobs wait for minutes, while other tests use the cores.
     """
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
     here = {item for item in items if belongs_here(item)}
@@ -117,9 +118,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the test device ready before the first test: compiling it takes longer than tests may.
+    """Prepare the test device before the first test, because compiling it takes longer than a test may take.
 
-    The garbage collector then leaves out what there is already, which are a million objects.
+    After that, the garbage collector ignores the million objects that exist already.
     """
     kinds = {"far_device"} | ({"any_device"} if on_devices(session.config) in (None, "far") else set())
     wanted = any(kinds.intersection(getattr(item, "fixturenames", ())) for item in session.items)
@@ -130,13 +131,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def on_devices(config: pytest.Config) -> str | None:
-    """The kind of device that alone is tested now."""
+    """Return the kind of device to which `--on-devices` restricts the tests, or None."""
     return config.getoption("--on-devices")
 
 
 def belongs_here(item: pytest.Item) -> bool:
-    """Under a launcher: it runs on as many ranks, and not on threads alone. Where one kind of device is
-    tested, whatever ranks do there is to be seen on processes."""
+    """Return True if a test runs in this session.
+
+    Under a launcher, a test has to be for this number of ranks and not only for threads. With `--on-devices`,
+    tests for threads run on processes, too.
+    """
     one_kind = on_devices(item.config)
     if one_kind and "any_device" not in getattr(item, "fixturenames", ()):
         return False
@@ -157,7 +161,7 @@ def belongs_here(item: pytest.Item) -> bool:
 
 
 def size(item: pytest.Item) -> int:
-    """The ranks that a test runs on: of its marker `ranks`, or by its parameters n, P and K, or `now`."""
+    """Return the number of ranks of a test, from its marker `ranks` or its parameters n, P, K or `now`."""
     if (marker := item.get_closest_marker("ranks")) is not None:
         return marker.args[0]
     match parameters(item):
@@ -171,9 +175,9 @@ def size(item: pytest.Item) -> int:
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """A rank that is late ends the job: were it only to fail, the others would wait for it."""
+    """Start a timer that ends the whole job. If the rank only failed, the other ranks would wait for it."""
     if not LAUNCHED:
-        return None  # pytest-timeout's own way
+        return None  # pytest-timeout sets its own timer
     timer = threading.Timer(settings.timeout, end_late, [item.nodeid, settings.timeout])
     timer.daemon = True
     timer.start()
@@ -184,7 +188,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def refuse_mpi(event: str, given: tuple[Any, ...]) -> None:
     """Refuse to start MPI in the process of pytest itself.
 
-    A worker that takes long to end is killed. It would leave a file of MPI in shared memory.
+    A pytest worker that takes long to end is killed. It would leave a file of MPI in shared memory.
     """
     if event == "import" and given[0] == "mpi4py.MPI":
         raise AssertionError("a test starts MPI in the process of pytest: let a program or `run` do it")
@@ -214,5 +218,5 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, for tests that wait."""
+    """Return one more than the number of cores, because some tests only wait."""
     return len(os.sched_getaffinity(0)) + 1

@@ -1,4 +1,4 @@
-"""Print docstrings drawn by a seed, for a reader who does not know the code: is each one understood?
+"""Print randomly drawn docstrings, to check whether a reader who does not know the code understands them.
 
 python tests/docstring_sample.py --seed 1 --count 40
 """

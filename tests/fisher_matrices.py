@@ -1,4 +1,4 @@
-"""The Fisher matrix that an estimate stands for, written out."""
+"""The full Fisher matrix that an estimate represents."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Started once, it becomes one Python program after another: new processes that have torch already.
+"""A server that forks processes which have imported torch already, and which then run Python programs.
 
-Each comes by way of forked.py, which sends what a process is made of over the socket at the address given:
-its words, folder, environment and open files. It is told the process id and, at the end, the exit code; when
-it goes away before, so does its process. The server ends, and all with it, when its stdin does.
+forked.py starts a program: it sends the program's command line, folder, environment and open files over the
+socket at the given address. The server answers with the process id and, at the end, with the exit code. If
+forked.py ends earlier, the server kills the process. When the server's stdin ends, it kills all processes
+and ends.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import hpcsgd.train.run  # noqa: F401 - what the commands import; MPI starts later
+import hpcsgd.train.run  # noqa: F401 - the commands import it; MPI starts later
 
 torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports torch's compiler
 
-MESSAGE, FILES = 1 << 18, 64  # bytes and open files of an order, at most
-ABOVE = 512  # file numbers that no order asks for
-HANGS = 90.0  # seconds; then a process says where its threads are, before it is killed
+MESSAGE, FILES = 1 << 18, 64  # the most bytes and open files of an order
+ABOVE = 512  # file descriptors from here on are in no order
+HANGS = 90.0  # seconds, after which a process prints where its threads are, before it is killed
 
 
 class Server:
@@ -40,17 +41,17 @@ class Server:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"{address}-to-be")
         self._listener.listen(64)
-        Path(f"{address}-to-be").rename(address)  # whoever sees it may connect
+        Path(f"{address}-to-be").rename(address)  # from now on clients may connect
         self._watch(sys.stdin, self._end)
         self._watch(self._listener, self._accept)
-        self._running: dict[socket.socket, int] = {}  # process ids, by who waits for them
+        self._running: dict[socket.socket, int] = {}  # process ids by the client that waits for the process
         self._become: list[str] | None = None
 
     def serve(self) -> list[str]:
-        """Return in the processes that shall become something else, with their words."""
+        """Serve until this is a forked process, and return in it the command line of its program."""
         while True:
             for key, _ in self._selector.select():
-                if key in self._selector.get_map().values():  # nor gone with one before it
+                if key in self._selector.get_map().values():  # an earlier event may have removed it
                     key.data(key.fileobj)
                 if self._become is not None:
                     return self._become
@@ -78,7 +79,7 @@ class Server:
         for file in files:
             os.close(file)
         self._running[asking] = child
-        with suppress(OSError):  # it was killed itself, as will be heard
+        with suppress(OSError):  # the client was killed, which `_abandoned` handles
             asking.send(str(child).encode())
         self._watch(asking, self._abandoned)
         process = os.pidfd_open(child)
@@ -90,12 +91,12 @@ class Server:
                 os.close(key.fileobj)
             elif key.fileobj is not sys.stdin:
                 key.fileobj.close()  # pyright: ignore[reportAttributeAccessIssue]
-        for waiting in (asking, *self._running):  # also those that went away, which are no longer watched
+        for waiting in (asking, *self._running):  # also clients that ended, which are no longer watched
             waiting.close()
         self._selector.close()
 
     def _abandoned(self, asking: socket.socket) -> None:
-        """Whoever waited was killed: so is what it stood for."""
+        """Kill the process of a client that was killed."""
         self._selector.unregister(asking)
         kill(self._running[asking])
 
@@ -103,11 +104,11 @@ class Server:
         self._selector.unregister(process)
         os.close(process)
         child = self._running.pop(asking)
-        kill(child)  # its data workers, that is
+        kill(child)  # the processes that it started, such as data workers
         _, status = os.waitpid(child, 0)
         if asking in self._selector.get_map():
             self._selector.unregister(asking)
-        with suppress(OSError):  # it was killed itself
+        with suppress(OSError):  # the client was killed
             asking.send(str(os.waitstatus_to_exitcode(status)).encode())
         asking.close()
 
@@ -118,7 +119,7 @@ class Server:
 
 
 def kill(child: int) -> None:
-    """With what it has started, as launchers do."""
+    """Kill a process and all that it has started, as launchers do."""
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:  # it has just been forked
@@ -126,7 +127,10 @@ def kill(child: int) -> None:
 
 
 def become(order: dict, files: list[int]) -> None:
-    """A process that was started with these words in this folder and environment, with these files open."""
+    """Make this process like one that was started with the command line, folder and other data of `order`.
+
+    `files` are the received open files; `order` has the descriptors that they get.
+    """
     os.setsid()
     os.chdir(order["folder"])
     os.environ.clear()
@@ -137,7 +141,7 @@ def become(order: dict, files: list[int]) -> None:
     for file, number in zip(moved, order["numbers"], strict=True):
         os.dup2(file, number)
         os.close(file)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):  # as it has them, not as we
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):  # not the server's handlers
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     for number in order["ignored"]:
         signal.signal(number, signal.SIG_IGN)
@@ -151,7 +155,7 @@ def become(order: dict, files: list[int]) -> None:
 
 for module in sys.argv[2:]:
     importlib.import_module(module)
-gc.freeze()  # what is here stays; a child need not touch it
+gc.freeze()  # children's garbage collection then leaves the memory of these objects shared
 WORDS = Server(sys.argv[1]).serve()
 if WORDS[0] == "-m":
     runpy.run_module(WORDS[1], run_name="__main__", alter_sys=True)

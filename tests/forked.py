@@ -1,8 +1,8 @@
-"""In place of `python`: has its words carried out by a process of fork_server.py, and ends as that one does.
+"""A replacement of `python`: it lets a process of fork_server.py run the program, and ends as that process.
 
     python -I -S forked.py ADDRESS WORDS...
 
-It is killed with this one, and gets the signals that this one gets.
+The process gets the signals that this one gets, and it is killed if this one is.
 """
 
 import json
@@ -16,10 +16,10 @@ PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signa
 
 
 def open_files() -> list[int]:
-    """Their numbers: also those of a launcher that were handed down to us."""
+    """Return the descriptors of all open files, including those that this process inherited."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the listing itself
+        with suppress(OSError):  # the descriptor of the listing itself is closed
             os.fstat(int(name))
             found.append(int(name))
     return found
@@ -48,7 +48,7 @@ for number in PASSED_ON:
 signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 code = int(server.recv(64))
 if code < 0:
-    with suppress(OSError):  # of SIGKILL nothing can be said
+    with suppress(OSError):  # the action of SIGKILL cannot be set
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)

@@ -1,4 +1,4 @@
-"""Whole runs by `mpiexec -n N python -m hpcsgd train`, in a folder of their own, to be killed and resumed."""
+"""Whole runs by `mpiexec -n N python -m hpcsgd train`, in separate folders, which tests kill and resume."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ log_every = 1
 
 
 class Runs:
-    """A folder with a job file, its model and `digits.h5`, where runs of the job are started."""
+    """A folder with a job file and its model, in which runs of the job start. Tests add `digits.h5`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,7 +108,7 @@ class Runs:
     def train(
         self, run: str, *options: str, n: int = 4, code: int = 0, expect: str = "", **environment: str
     ) -> str:
-        """Train in the run folder `run` until it ends with exit code `code`; what it printed."""
+        """Train with the output folder `run`, require the exit code `code`, and return the output."""
         output = finish(self._start(run, *options, n=n, **environment), code)
         assert expect in output, output
         return output
@@ -122,9 +122,16 @@ class Runs:
         code: int | None = None,
         pace: float = 0,
     ) -> str:
-        """Start a run; after so many steps, in the next one, do something to its ranks, given as process ids.
+        """Start a run, interrupt it in the step after step `after`, and return its output.
 
-        `pace`: seconds of a step, for ranks that ask each other every second whether to go on.
+        Args:
+            run: The output folder.
+            *options: Further options of the command.
+            after: The number of completed steps, including those of earlier runs in the folder.
+            by: The interruption: a function of the process ids of the ranks.
+            code: The exit code to require. None requires any other than 0.
+            pace: The seconds of a step. Some tests need slow steps, because ranks agree every second whether
+                to continue.
         """
         told = self.folder / "interrupted"
         told.unlink(missing_ok=True)
@@ -136,14 +143,14 @@ class Runs:
         return finish(process, code)
 
     def step(self, run: str) -> int:
-        """The last step that its metrics tell of."""
+        """Return the last step in the metrics of a run, or 0 if there are none."""
         path = self.folder / run / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
         return json.loads(whole[-1])["step"] if whole else 0
 
     def seen(self) -> list[str]:
-        """The samples that the latest run had."""
+        """Return the samples that the latest run trained on, as hexadecimal numbers."""
         return "".join(path.read_text() for path in self.folder.glob("seen-*")).split()
 
     def copy(self, run: str, name: str) -> str:
@@ -154,13 +161,13 @@ class Runs:
         return torch.load(self.folder / run / "model.pt")
 
     def records(self, run: str) -> list[dict[str, Any]]:
-        """What was measured, without what depends on the time."""
+        """Return the metrics of a run, without the values that depend on the time."""
         lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
         timed = {"seconds", "samples_per_s", "tokens_per_s", "utilization", "phase_seconds"}
         records = [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
         for record in records:
-            record.get("phase_bytes", {}).pop("stopping", None)  # asked about as often as time allows
-        # A reading comes once all ranks have made the step, maybe after the next meeting.
+            record.get("phase_bytes", {}).pop("stopping", None)  # how often ranks send these depends on time
+        # The record of a step is written once all ranks have made it, maybe after the next synchronization.
         return sorted(records, key=lambda record: (record["step"], record["kind"]))
 
     def checkpoints(self, run: str) -> list[str]:
@@ -180,7 +187,7 @@ class Runs:
 
 
 def finish(process: programs.Running, code: int | None) -> str:
-    """What the process has printed at its end; `code` None: any but 0."""
+    """Wait for the process to end with exit code `code` and return its output; None is any code but 0."""
     done = programs.finish(process, PATIENCE)
     assert done.returncode != 0 if code is None else done.returncode == code, done.stdout
     return done.stdout

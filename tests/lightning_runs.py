@@ -1,4 +1,4 @@
-"""What Lightning's trainings find, on 4 ranks that mpiexec or torchrun starts."""
+"""Trainings by Lightning on several ranks, which mpiexec or torchrun starts, and their results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from train.launches import unlaunched
 
 PROGRAM = str(Path(__file__).parent / "lightning/cases.py")
 Found = dict[str, list[Any]]
-"""What each rank found, by case."""
+"""The result of each rank, by case."""
 
 
 def lightning_python(words: Sequence[str]) -> list[str]:
-    """The command of a Python that has imported Lightning, which takes seconds."""
+    """Return the command of a Python that has imported Lightning already: the import takes seconds."""
     return python(*words, imported="hpcsgd.lightning")
 
 
@@ -31,7 +31,7 @@ def by_torchrun(words: Sequence[str], n: int = 4) -> list[str]:
 
 
 def run_once(folder: Path, *cases: str, by: Callable[[Sequence[str]], list[str]] = by_mpiexec) -> Found:
-    """Run `cases` in one program, and return what the ranks found."""
+    """Run `cases` in one program and return the results of its ranks."""
     file = folder / "found"
     programs.run(by([PROGRAM, str(file), *cases]), env=unlaunched(), cwd=folder)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
