@@ -1,4 +1,4 @@
-"""The family of local SGD in plain torch: what becomes of the groups' nets in each step."""
+"""The family of local SGD in plain torch: functions that change the groups' nets after each step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from references import (
 
 
 def fed_averaging(P: int, C: float, meets: Callable[[int], bool], seed: int = 0) -> Meet:
-    """Everybody gets the mean of those drawn: the order in which Python's own generator hands them out."""
+    """Return a synchronization that sets all groups to the mean of ⌈C·P⌉ groups, drawn by `random`."""
 
     def meet(t: int, nets: list[nn.Module], _: float) -> None:
         if meets(t):
@@ -41,11 +41,11 @@ def fed_averaging(P: int, C: float, meets: Callable[[int], bool], seed: int = 0)
 
 
 Outer = Mapping[int, tuple[float, float]]
-"""The outer rate and momentum by the step after which groups begin to meet."""
+"""The outer learning rate and momentum, by the step after which groups synchronize."""
 
 
 def with_outer(every: int, make: MakeOptimizer, values: Outer | None = None) -> Meet:
-    """Whole parameters, and the optimizer of torch on them."""
+    """Return a synchronization with an outer step of torch's optimizer on whole parameters."""
     outer = model()
     optimizer = make(list(outer.parameters()))
 
@@ -70,7 +70,10 @@ def step_with(optimizer: optim.Optimizer, values: tuple[float, float] | None) ->
 
 
 def after_a_lazy_start(every: int, make: MakeOptimizer, end: int, values: Outer) -> Meet:
-    """Up to step `end` the outer optimizer takes its steps, and its model follows the common one."""
+    """Return a synchronization as in `with_outer` whose result counts only after step `end`.
+
+    Until then the outer optimizer makes its steps, but all groups and the outer model are set to the mean.
+    """
     outer = model()
     optimizer = make(list(outer.parameters()))
 
@@ -97,8 +100,11 @@ def guarding(
     make: MakeOptimizer | None = None,
     seen: list[set[int]] | None = None,
 ) -> Meet:
-    """EDiT's penalty in numpy, on whole vectors and with all norms kept, before an outer step if `make` is
-    given; with a weight of 0.02 for a new norm. Appends to `seen` who was left out of each meeting."""
+    """Return a synchronization with EDiT's penalty, in numpy, on whole vectors, from a list of all norms.
+
+    If `make` is given, an outer step follows. A new norm has the weight 0.02. Each synchronization appends to
+    `seen` the groups that were left out.
+    """
     theta = vector(model()).numpy()
     outer = outer_step(make, vector(model()))
     norms: list[list[float]] = []
@@ -138,7 +144,10 @@ def guarding(
 
 
 def moments(norms: list[float]) -> tuple[float, float]:
-    """Mean and variance of these, the oldest first: the first 50 count alike, and each later one 0.02."""
+    """Return the weighted mean and variance of `norms`, of which the first is the oldest.
+
+    The first 50 have equal weights; each later one gets the weight 0.02 when it is added.
+    """
     weights = np.ones(1)
     for n in range(2, len(norms) + 1):
         r = max(0.02, 1 / n)
@@ -148,7 +157,10 @@ def moments(norms: list[float]) -> tuple[float, float]:
 
 
 def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -> Meet:
-    """NoLoCo as its paper has it, in numpy and on whole vectors; of an odd number one in turn is alone."""
+    """Return a synchronization of NoLoCo as in its paper, in numpy, on whole vectors.
+
+    If the number of groups is odd, one group after the other stays without a partner.
+    """
     phi: np.ndarray | None = None
     delta = np.zeros(())
 
@@ -174,7 +186,7 @@ def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -
 
 
 def drawn_pairs(P: int, meeting: int, seed: str) -> list[list[int]]:
-    """The groups of a meeting, two by two in the order in which Python's own generator shuffles them."""
+    """Return the pairs of groups in synchronization `meeting`, in the order of a shuffle by `random`."""
     left = [g for g in range(P) if P % 2 == 0 or g != meeting % P]
     random.Random(seed).shuffle(left)
     two = [left[i : i + 2] for i in range(0, len(left), 2)]
@@ -184,7 +196,13 @@ def drawn_pairs(P: int, meeting: int, seed: str) -> list[list[int]]:
 def desynced(
     P: int, K: int, every: int, periods: Mapping[str, int], make: MakeOptimizer, steps: int
 ) -> list[list[Tensor]]:
-    """P single processes whose models meet `every` so many steps, each moment by its own. [step][group]."""
+    """Train P single processes that average models and optimizer states at intervals of their own.
+
+    They average models every `every` steps, and each optimizer state in `periods` every so many steps.
+
+    Returns:
+        The parameters as [step][group].
+    """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     history = []
@@ -199,7 +217,10 @@ def desynced(
 
 
 def average_states(nets: list[nn.Module], optimizers: list[optim.Optimizer], due: set[str]) -> None:
-    """Of these names, with counts of steps; who has never updated a parameter begins with zeros."""
+    """Average the optimizer states whose names are in `due`, and the counts of steps.
+
+    An optimizer that has never updated a parameter begins with zeros for it.
+    """
     there = [state for optimizer in optimizers for state in optimizer.state.values()]
     names = {name for state in there for name, x in state.items() if isinstance(x, Tensor)}
     if len(nets) == 1 or not names & due:
@@ -216,7 +237,7 @@ def average_states(nets: list[nn.Module], optimizers: list[optim.Optimizer], due
 
 
 def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Rates = ()) -> Meet:
-    """Appends to `intervals` that of each step."""
+    """Return AdaComm's synchronization, which appends to `intervals` the interval of each step."""
     losses: list[float] = []
     I, met, changed = I_0, 0, 0  # noqa: E741 - the papers' letter
     etas: list[float] = []
@@ -245,7 +266,10 @@ def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Ra
 def accumulating(
     P: int, every: int, rates: list[float], gradients: Callable[[int, Tensor], list[Tensor]]
 ) -> list[list[Tensor]]:
-    """SASGD by its definition, on vectors: `gradients(t, w)` are those of group g at w[g]. [step][group]."""
+    """Train by SASGD's definition, on vectors, and return the parameters as [step][group].
+
+    `gradients(t, w)` returns for each group g its gradient at w[g].
+    """
     agreed = vector(model())
     w, history = torch.stack([agreed] * P), []
     total = torch.zeros_like(w)
@@ -261,7 +285,7 @@ def accumulating(
 
 
 def gradients_of(K: int) -> Callable[[int, Tensor], list[Tensor]]:
-    """For `accumulating`: of groups of K ranks."""
+    """Return the argument `gradients` of `accumulating`, for groups of K ranks."""
 
     def gradients(t: int, w: Tensor) -> list[Tensor]:
         found, net = [], model()
@@ -289,8 +313,11 @@ def selective(
     window: int,
     smoothing: float,
 ) -> tuple[list[list[Tensor]], list[bool]]:
-    """SelSync's algorithm 1 with P single processes: [step][group] → parameters, and which steps were
-    significant."""
+    """Train P single processes by SelSync's algorithm 1.
+
+    Returns:
+        The parameters as [step][group], and for each step whether it was significant.
+    """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     norms: list[list[float]] = [[] for _ in nets]
@@ -311,7 +338,7 @@ def selective(
 
 
 def changes(norms: list[float], window: int, smoothing: float) -> list[float]:
-    """Δ of each step but the first: eq. 2 with the average written out."""
+    """Return Δ of each step except the first, by eq. 2 with the moving average computed in full."""
 
     def average(i: int) -> float:
         weights = [(1 - smoothing) ** age for age in range(min(window, i + 1))]
@@ -321,7 +348,7 @@ def changes(norms: list[float], window: int, smoothing: float) -> list[float]:
 
 
 def average_gradients(nets: list[nn.Module]) -> None:
-    """Of what some net has a gradient for; a missing one counts as zero."""
+    """Average the gradients of each parameter for which any net has one; a missing one counts as zero."""
     for params in zip(*(net.parameters() for net in nets), strict=True):
         if any(p.grad is not None for p in params):
             mean = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in params]).mean(0)
@@ -330,7 +357,8 @@ def average_gradients(nets: list[nn.Module]) -> None:
 
 
 Arrive = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""What a part of the models becomes: of what it is now, what it was at the meeting, what came of that."""
+"""Computes the new values of a fragment. The arguments are its values now, its values when the
+synchronization began, and the result of the synchronization."""
 
 
 def carried(now: Tensor, then: Tensor, theta: Tensor) -> Tensor:
@@ -349,7 +377,10 @@ def in_turn(
     make: MakeOptimizer | None = None,
     values: Outer | None = None,
 ) -> Meet:
-    """Parts of the model meet one after the other, on whole vectors; what comes of it arrives later."""
+    """Return a synchronization of F fragments, one after the other, on whole vectors.
+
+    The result of a fragment is applied by `arrive`, `delay` steps after its synchronization began.
+    """
     start, parts = vector(model()), strides(model(), F)
     outer = [outer_step(make, start[part]) for part in parts]
     under_way: dict[int, tuple[int, Tensor, Tensor]] = {}
@@ -383,7 +414,10 @@ def in_turn(
 def outer_step(
     make: MakeOptimizer | None, start: Tensor
 ) -> Callable[[Tensor, tuple[float, float] | None], Tensor]:
-    """What comes of a meeting with this mean, by this rate and momentum."""
+    """Return a function of the mean and of the outer rate and momentum that computes the averaged model.
+
+    Without `make` this is the mean.
+    """
     if make is None:
         return lambda mean, _: mean
     theta = nn.Parameter(start.clone())
@@ -398,8 +432,11 @@ def outer_step(
 
 
 def strides(net: nn.Module, F: int) -> list[Tensor]:
-    """Which elements of the whole vector are in each of F fragments: of modules in order, in parts of an
-    F-th of the model at most, each goes where the least is."""
+    """Return the indices in the whole vector of the elements of each of F fragments.
+
+    Modules are split, in their order, into parts of at most an F-th of the model. Each part goes to the
+    fragment with the fewest elements.
+    """
     modules: dict[str, list[int]] = {}
     M = 0
     for name, p in net.named_parameters():

@@ -1,4 +1,4 @@
-"""Wire formats, and what is trained by way of them, once more in plain numpy."""
+"""Quantizers, and training with quantized messages, written a second time in plain numpy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from references import MakeOptimizer, gathered_step, model, vector
 from sparsifying import backwards_gradient, put_backwards
 
 Arrives = Callable[[np.ndarray], np.ndarray]
-"""What becomes of a vector on its way."""
+"""Returns a vector as its receivers restore it."""
 
 
 def by_blocks(bits: int, block: int) -> Arrives:
-    """In blocks with a scale, to the nearest."""
+    """Return a quantizer with one scale per block, which rounds to the nearest number."""
 
     def arrives(x: np.ndarray) -> np.ndarray:
         parts = np.split(x.astype(np.float32), range(block, len(x), block)) if len(x) else []
@@ -36,7 +36,10 @@ def by_blocks(bits: int, block: int) -> Arrives:
 
 
 def of_two_bits(x: np.ndarray) -> np.ndarray:
-    """From −2 to 1 times 1.4 of the mean magnitude; from −1 to 2 where the largest number is positive."""
+    """Quantize to −2, −1, 0 or 1 times a scale of 1.4 times the mean magnitude.
+
+    If the element of the largest magnitude is positive, the scale is negative, for the range from −1 to 2.
+    """
     size = 1.4 * np.abs(x.astype(float)).mean()
     if not np.isfinite(size):
         return np.full_like(x, np.nan)
@@ -50,14 +53,14 @@ def half(x: np.ndarray) -> np.ndarray:
 
 
 def add(kept: np.ndarray, x: np.ndarray, wire: Arrives) -> None:
-    """To what was lost, where that is kept: of 16 bits it is not."""
+    """Add `x` to the error feedback `kept`. 16-bit messages have no error feedback."""
     if wire is half:
         kept[:] = 0
     kept[: len(x)] += x
 
 
 def mean_of_pieces(accs: Sequence[np.ndarray], wire: Arrives) -> list[np.ndarray]:
-    """Of every rank's vector each rank's piece; leaves in `accs` what was lost."""
+    """Return the mean of all ranks' vectors, in one piece per rank, and leave the errors in `accs`."""
     n = len(accs)
     rows = [acc.reshape(n, -1) for acc in accs]
     means = []
@@ -89,7 +92,10 @@ class Wires:
 
 
 class Group:
-    """A model that K ranks have in common, p, and what the owners know beyond it, e; both run backwards."""
+    """A group of K ranks with a common model p. e is the part of the owners' models that p does not have yet.
+
+    Both are vectors that have the last parameter first.
+    """
 
     def __init__(self, K: int, make: MakeOptimizer) -> None:
         self.K, self.net = K, model()
@@ -100,7 +106,7 @@ class Group:
         self.e = np.zeros(self.size)
 
     def gradients(self, t: int, g: int, quantizers: Wires) -> np.ndarray:
-        """Their mean, from the K chunks."""
+        """Return the mean gradient of the K ranks, joined from its K shards."""
         found = [filled(backwards_gradient(self.net, t, g * self.K + j), self.K) for j in range(self.K)]
         if self.K == 1 or quantizers.gradients is None:
             return np.mean(found, 0)
@@ -120,8 +126,10 @@ class Group:
                 stop -= p.numel()
 
     def update(self, g: np.ndarray, *, forgets: bool) -> None:
-        """Of what the owners know; p is left to `publish`. Where nothing is kept of earlier gradients, as the
-        wire `forgets` what it loses, a parameter that no rank uses has none."""
+        """Update the owners' model p + e; `publish` updates p.
+
+        With `forgets` there is no error feedback, and a parameter that no rank uses has no gradient.
+        """
         self.p = self.w()
         self.put(self.p + self.e)
         put_backwards(self.net, g[: self.M])
@@ -140,7 +148,7 @@ class Group:
 
 
 class Meeting:
-    """Of the chunks of one position, or across groups of their gradients."""
+    """The quantized average of the groups' models or gradients, with error feedback."""
 
     def __init__(self, P: int, K: int) -> None:
         self.P, self.K = P, K
@@ -148,7 +156,7 @@ class Meeting:
         self.kept: list[list[np.ndarray]] = []
 
     def mean(self, vectors: Sequence[np.ndarray], wire: Arrives) -> np.ndarray:
-        """Of `vectors`, chunk by chunk, with what was lost before."""
+        """Return the mean of `vectors`, shard by shard, including the errors of earlier calls."""
         chunks = [np.split(x, self.K) for x in vectors]
         size = len(chunks[0][0])
         if not self.kept:
@@ -173,12 +181,15 @@ class Meeting:
 def packed(
     P: int, K: int, quantizers: Wires, make: MakeOptimizer, steps: int, every: int | None
 ) -> list[list[Tensor]]:
-    """P groups of K that average models, or gradients in every step where `every` is None. [step][group]."""
+    """Train P groups of K ranks that average models every `every` steps, and return [step][group].
+
+    If `every` is None, they average gradients in every step.
+    """
     groups = [Group(K, make) for _ in range(P)]
     meeting, history = Meeting(P, K), []
-    meeting.theta = groups[0].w()  # all begin with the same
+    meeting.theta = groups[0].w()  # all groups begin with the same model
     for t in range(steps):
-        if K == 1 and (every is not None or P == 1):  # nobody to exchange with
+        if K == 1 and (every is not None or P == 1):  # there are no other ranks to send gradients to
             for g, group in enumerate(groups):
                 gathered_step(group.net, group.optimizer, t, range(g, g + 1))
         else:

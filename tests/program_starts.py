@@ -1,4 +1,4 @@
-"""Where Python sources start programs, for tests of how they do."""
+"""A search for the places where Python sources start programs, for tests that check how they do it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ STARTS = re.compile(
 
 
 def program_starts(path: Path) -> Iterator[tuple[int, str, set[str]]]:
-    """Lines, functions and the names of what these are given, which is nothing where they are imported by
-    their bare names: nobody sees then what is called."""
+    """Yield the line, the function and the names of the keyword arguments of each call that starts a program.
+
+    An import of such a function by its bare name is yielded, too, without arguments, because its calls cannot
+    be recognized.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Call() if STARTS.fullmatch(ast.unparse(node.func)):

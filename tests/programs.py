@@ -1,7 +1,7 @@
-"""Start programs: tests do it here and nowhere else.
+"""Functions that start programs; tests start programs only by these.
 
-No program reads what the tests themselves could read: its standard input is empty, or is what the test gives
-it. It is killed when its time is up, and whoever waits for it is told all that it has printed by then.
+A program does not inherit the standard input of the tests: its own is empty, or is what the test gives it. It
+is killed at its time limit, and the exception then has all that it has printed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ GRACE = 1.0
 Running = Popen[str]
 Done = CompletedProcess[str]
 File = int | IO[Any]
-"""Where output goes: a file or a descriptor; None means where that of the tests goes."""
+"""Where output goes: a file or a descriptor. None stands for the output of the tests."""
 BESIDE = str(Path(sys.executable).parent)
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BESIDE, *os.get_exec_path()]))
 
 
 class TimedOut(AssertionError):
-    """A program had not ended when its time was up, and was killed."""
+    """The error that a program was killed because it had not ended at its time limit."""
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
     timeout: float = TIMEOUT,
     check: bool = True,
 ) -> Done:
-    """Run a program to its end and return what it printed; with `check`, its exit code has to be 0."""
+    """Run a program to its end and return its output. With `check`, an exit code other than 0 is an error."""
     process = start(command, cwd=cwd, env=env, stdin=DEVNULL if input is None else PIPE)
     done = finish(process, timeout, input)
     if check and done.returncode != 0:
@@ -65,11 +65,11 @@ def start(
 ) -> Running:
     """Start a program that the test watches, signals or kills before it calls `finish`.
 
-    Hydra's mpiexec tells rank 0 that stdin has ended, and dies of SIGPIPE if that rank has left already.
-    Therefore mpiexec ignores this signal, as Python does; other programs have it as usual.
+    Hydra's mpiexec notifies rank 0 that stdin has ended, and dies of SIGPIPE if that rank has ended already.
+    Therefore mpiexec ignores this signal, as Python does; other programs handle it as usual.
 
-    Nobody gets PYTHONUNBUFFERED: with it `print` writes a line and its end apart, and mpiexec may put what
-    another rank prints between the two.
+    The environment never has PYTHONUNBUFFERED: with it, `print` writes a line and its end separately, and
+    mpiexec may put the output of another rank between them.
     """
     ignores_sigpipe = Path(command[0]).name == "mpiexec"
     environment = {
@@ -89,9 +89,9 @@ def finish(
     timeout: float = TIMEOUT,
     input: str | None = None,  # noqa: A002 - subprocess calls it so
 ) -> Done:
-    """Wait for the end of a program and return what it printed.
+    """Wait for the end of a program and return its output.
 
-    It is killed when the time is up, and also when the wait is interrupted: the test has a time limit, too.
+    It is killed after `timeout` seconds, and also when the wait is interrupted, as by the test's time limit.
     """
     with process:
         try:
@@ -106,7 +106,7 @@ def finish(
 
 
 def kill(process: Running) -> None:
-    """Kill a program, and where it began a session of its own, all that it has started there."""
+    """Kill a program. If it leads a process group, as in a new session, kill all processes of the group."""
     if process.returncode is None and os.getpgid(process.pid) == process.pid:
         os.killpg(process.pid, signal.SIGKILL)
     else:
@@ -114,7 +114,7 @@ def kill(process: Running) -> None:
 
 
 def mpiexec() -> str:
-    """Return the path of the launcher, as a user would find it; skip the test where there is none."""
+    """Return the path of mpiexec, as a user would find it; skip the test if there is none."""
     import pytest
 
     if MPIEXEC is None:
@@ -125,7 +125,7 @@ def mpiexec() -> str:
 def _rest(process: Running) -> tuple[str | bytes | None, str | bytes | None]:
     try:
         return process.communicate(timeout=GRACE)
-    except TimeoutExpired as held:  # its output is told as bytes
+    except TimeoutExpired as held:  # this exception has the output as bytes
         return held.stdout, held.stderr
 
 

@@ -1,4 +1,4 @@
-"""Python programs that tests start, without the three seconds that torch takes to be imported."""
+"""Python programs that tests start, without the three seconds that importing torch takes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ HERE = Path(__file__).parent
 
 
 def python(*words: str, imported: str = "") -> list[str]:
-    """The command of a process that does as `python` with these words: `-m` and a module, or a file.
+    """Return a command that does the same as `python` with `words`: `-m` and a module, or a file.
 
-    It has the module `imported` already, as well as torch.
+    Its process has imported torch already, and the module `imported` if one is given.
     """
     return [sys.executable, "-I", "-S", str(HERE / "forked.py"), _server(imported), *words]
 
 
 @functools.cache
 def _server(imported: str) -> str:
-    """Start a fork server, for as long as this process lives; its address."""
+    """Start a fork server that runs as long as this process, and return its address."""
     folder = tempfile.TemporaryDirectory()
     address = Path(folder.name) / "fork-server"
     server = fork_server(address, *filter(None, [imported]))

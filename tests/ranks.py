@@ -1,4 +1,4 @@
-"""The ranks of a pytest that was started under a launcher: one process each, all in the same tests."""
+"""The ranks of a pytest that a launcher started: each rank is a process, and all run the same tests."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ BY_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
 RANKS = _from_launcher(*(["WORLD_SIZE"] if BY_TORCHRUN else ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])) or 1
 RANK = _from_launcher(*(["RANK"] if BY_TORCHRUN else ["PMI_RANK", "OMPI_COMM_WORLD_RANK"])) or 0
 LAUNCHED = RANKS > 1
-GRACE = 10.0  # seconds in which the other ranks must learn of a failure before the job is ended
+GRACE = 10.0  # seconds in which the other ranks must receive a failure before the job is aborted
 _STDERR = os.dup(2)  # before pytest captures it
-_CALLS = 12  # calls of a thread that a test which is late shows
+_CALLS = 12  # the number of calls printed for each thread when a test exceeds its time limit
 
 
 class Outcome(NamedTuple):
-    """What became of a function on one rank."""
+    """The result of a function on one rank, or its exception."""
 
     test: str
     value: Any = None
@@ -46,17 +46,17 @@ class Outcome(NamedTuple):
 
 
 class Processes:
-    """All ranks; what is called on one has to be called on every other."""
+    """All ranks. Every method that communicates is collective."""
 
     def __init__(self) -> None:
         self.world = joining.world()
         assert (self.world.rank, self.world.size) == (RANK, RANKS), "the launcher numbers ranks differently"
         self.control = (
             self.world.dup_with_thread()
-        )  # a rank that failed must not meet the others' collectives
+        )  # separate, so that a failed rank's gather does not pair with the others' collectives
 
     def run(self, n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """The results of `function(world, *args)` on all ranks, or the exception of one of them."""
+        """Return the results of `function(world, *args)` on all ranks, or raise the exception of one."""
         assert n == RANKS, f"this world has {RANKS} ranks"
         with splitting(self.world.backend) as made:
             outcomes = self.gather(self.attempt(function, *args))
@@ -64,13 +64,13 @@ class Processes:
         assert len(tests) == 1, f"the ranks are in different tests: {', '.join(tests)}"
         if errors := [outcome.error for outcome in outcomes if outcome.error is not None]:
             raise cause(errors)
-        for backend in reversed(made):  # an MPI library has some two thousand communicators
+        for backend in reversed(made):  # an MPI library allows only some two thousand communicators
             free(backend)
         return [outcome.value for outcome in outcomes]
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> Outcome:
         test = os.environ["PYTEST_CURRENT_TEST"]
-        # As with threads, bytes are counted from zero in every run.
+        # As with threads, every run counts bytes from zero.
         world = Communicator(
             self.world.backend, timeout=self.world.timeout, comm_thread=self.world.comm_thread
         )
@@ -84,7 +84,7 @@ class Processes:
         return Outcome(test, value=value)
 
     def gather(self, outcome: Outcome) -> list[Outcome]:
-        """All ranks' outcomes; a failure that the others do not come to hear of ends the job."""
+        """Return all ranks' outcomes. Abort the job if the others do not receive a failure in time."""
         end = threading.Timer(GRACE, self.abort, [outcome])
         end.daemon = True
         if outcome.error is not None:
@@ -102,13 +102,16 @@ class Processes:
         os._exit(1)
 
     def same(self, item: Any) -> Any:
-        """Rank 0's `item`, on every rank."""
+        """Return rank 0's `item` on every rank."""
         return self.control.gather_objects(item)[0]
 
 
 @contextlib.contextmanager
 def splitting(world: Backend) -> Iterator[list[Backend]]:
-    """The communicators that are split off meanwhile, in the same order on all their ranks."""
+    """Yield a list to which each communicator that is split off in the block is appended.
+
+    The order is the same on all ranks of a communicator.
+    """
     assert isinstance(world, ByDevice)
     made: list[Backend] = []
     kind = type(world.host)
@@ -124,7 +127,7 @@ def splitting(world: Backend) -> Iterator[list[Backend]]:
 
 
 def free(backend: Any) -> None:
-    """What nobody uses any more; with MPI on all ranks at once."""
+    """Free a communicator that is no longer used; with MPI this is collective."""
     backend.close() if BY_TORCHRUN else backend._comm.Free()
 
 
@@ -134,12 +137,12 @@ def processes() -> Processes:
 
 
 def cause(errors: list[BaseException]) -> BaseException:
-    """The error of the lowest rank, passing over those that only tell that another rank is gone."""
+    """Return the error of the lowest rank, if possible one that is not caused by the end of another rank."""
     return next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
 
 
 def portable(error: BaseException) -> BaseException:
-    """`error`, or what it says where it does not survive pickling."""
+    """Return `error`, or if it cannot be pickled, a `RuntimeError` with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception as unpicklable:
@@ -151,15 +154,16 @@ def portable(error: BaseException) -> BaseException:
 
 
 def complain(message: str) -> None:
-    """Straight to the launcher's stderr, past pytest's capture."""
+    """Write a message to the launcher's stderr, which pytest does not capture."""
     os.write(_STDERR, f"[rank {RANK}] {message}\n".encode())
 
 
 def end_late(test: str, timeout: float) -> NoReturn:
-    """End this process, and with it the job, saying where every thread stands.
+    """Print where each thread is, and end this process and with it the job.
 
-    A line for each thread, because only the last lines of a log may be kept. All ranks are late at about the
-    same time, and the first to end ends the others, so each gives them a moment to say where they stand.
+    Each thread gets one line, because a log may keep only its last lines. All ranks reach the time limit at
+    about the same time, and the first one that ends also ends the others. So each rank waits before it ends,
+    to let the others print theirs.
     """
     frames = sys._current_frames()
     threads = [
@@ -172,7 +176,7 @@ def end_late(test: str, timeout: float) -> NoReturn:
 
 
 def _place(frame: types.FrameType) -> str:
-    """Where a thread stands, innermost first, down to the test."""
+    """Return the calls of a thread, from the innermost one to the test."""
     calls = traceback.extract_stack(frame)[::-1]
     ours = itertools.takewhile(lambda call: "_pytest" not in call.filename, calls)
     return " < ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in [*ours][:_CALLS])
