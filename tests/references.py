@@ -1,4 +1,4 @@
-"""What methods are held against: the same training, written down in plain torch without any ranks."""
+"""References for methods: the same trainings, written in plain torch without ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer]
 
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Small, of odd sizes (chunks need padding), with a normalization that has no running statistics."""
+    """Return a small model of odd sizes, whose shards need padding, and without running statistics."""
     generator = torch.Generator().manual_seed(seed)  # torch's own is shared by all threads
     layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
     with torch.no_grad():
@@ -32,7 +32,7 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def batch(t: int, rank: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """What rank sees in step t; on the host."""
+    """Return the inputs and labels of a rank's batch in step t, on the host."""
     generator = torch.Generator().manual_seed(1000 * t + rank)
     x = torch.randn(BATCH, 5, generator=generator, dtype=dtype, device="cpu")
     return x, torch.randint(0, 3, (BATCH,), generator=generator, device="cpu")
@@ -43,13 +43,13 @@ def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def vector(net: nn.Module) -> Tensor:
-    """Its parameters as reals."""
+    """Return all parameters as one vector of real numbers."""
     params = (p.detach() for p in net.parameters())
     return torch.cat([(torch.view_as_real(p) if p.is_complex() else p).reshape(-1) for p in params]).clone()
 
 
 Rates = Sequence[float]
-"""What the learning rate of each step is multiplied by."""
+"""The factor of the learning rate in each step."""
 
 
 def distributed(
@@ -64,10 +64,12 @@ def distributed(
     device: torch.device | None = None,
     **options: object,
 ) -> list[Tensor]:
-    """This rank's parameters after each step of training over `world` as P groups, on `device` or where
-    torch makes them."""
+    """Train over `world` as P groups, and return this rank's parameters after each step.
+
+    The model is on `device`; None stands for torch's default device.
+    """
     topology = form(world, P)
-    net = model(seed=world.rank).to(device)  # all but rank 0's start is thrown away
+    net = model(seed=world.rank).to(device)  # all ranks then take the parameters of rank 0
     optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method, **options)  # type: ignore[arg-type]
     set_rate = follow(optimizer, rates)
     history = []
@@ -78,7 +80,7 @@ def distributed(
 
 
 def follow(optimizer: optim.Optimizer, rates: Rates) -> Callable[[int], None]:
-    """What sets the learning rate of step t, as a scheduler does; without `rates` it stays as it is."""
+    """Return a function that sets the learning rate of step t; without `rates` it changes nothing."""
     own = [group["lr"] for group in optimizer.param_groups]
 
     def set_rate(t: int) -> None:
@@ -89,7 +91,7 @@ def follow(optimizer: optim.Optimizer, rates: Rates) -> Callable[[int], None]:
 
 
 def following(rates: Rates, make: MakeOptimizer) -> MakeOptimizer:
-    """Optimizers that see to their rates themselves; in plain torch it is early enough when they step."""
+    """Return a factory of optimizers that set their own learning rates at the beginning of each step."""
 
     def made(params: list[nn.Parameter]) -> optim.Optimizer:
         optimizer, steps = make(params), itertools.count()
@@ -116,12 +118,12 @@ def one_step(net: nn.Module, optimizer: optim.Optimizer, topology: Topology, t: 
 def local_sgd(
     P: int, K: int, every: int, make: MakeOptimizer, steps: int, together: int = 0
 ) -> list[list[Tensor]]:
-    """Groups whose parameters are averaged every I steps; see `alone`."""
+    """Train groups whose parameters are averaged every `every` steps; see `alone`."""
     return alone(P, K, make, steps, meet_every(every), together)
 
 
 Meet = Callable[[int, list[nn.Module], float], None]
-"""After step t = 1, 2, …: what becomes of the groups' nets, given the mean of their losses in that step."""
+"""Changes the groups' nets after step t = 1, 2, …; it also gets the mean of their losses in that step."""
 
 
 def meet_every(every: int) -> Meet:
@@ -135,10 +137,12 @@ def meet_every(every: int) -> Meet:
 def alone(
     P: int, K: int, make: MakeOptimizer, steps: int, meet: Meet, together: int = 0
 ) -> list[list[Tensor]]:
-    """P single processes, each on its group's whole batch, that `meet`; in the first steps, `together` of
-    them, all see the whole batch of all.
+    """Train P single processes, each on its group's whole batch, and call `meet` after each step.
 
-    Returns [step][group] → parameters.
+    In the first `together` steps each process trains on the batches of all groups.
+
+    Returns:
+        The parameters as [step][group].
     """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
@@ -154,7 +158,7 @@ def alone(
 
 
 def seen_by(g: int, P: int, K: int, together: bool) -> range:
-    """The ranks whose batches a group trains on."""
+    """Return the ranks whose batches a group trains on."""
     return range(P * K) if together else range(g * K, (g + 1) * K)
 
 
@@ -168,10 +172,13 @@ def gossiped(
     staleness: int = 0,
     together: int = 0,
 ) -> list[list[Tensor]]:
-    """P single processes; after every update their x and w, as rows, are multiplied by the matrix.
+    """Train P single processes, and multiply their x and w, as rows, by the matrix after every update.
 
-    What a row gets from others it gets `staleness` steps later. In the first steps, `together` of them, all
-    see the whole batch of all instead. Returns [step][group] → z = x / w.
+    What a row receives from others is added `staleness` steps later. In the first `together` steps each
+    process trains on the batches of all groups instead.
+
+    Returns:
+        z = x / w as [step][group].
     """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
@@ -201,7 +208,7 @@ def gossiped(
 
 
 def pushed(P: int, K: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
-    """P single processes that start every step at the same parameters; the mean of their updates counts."""
+    """Train P single processes that begin every step with the mean of their updated parameters."""
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     history = []
@@ -219,19 +226,19 @@ def set_vector(net: nn.Module, values: Tensor) -> None:
 
 
 def big_batch(N: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
-    """One process on the concatenated batch of N ranks; its parameters after each step."""
+    """Train one process on the concatenated batch of N ranks, and return its parameters after each step."""
     return [groups[0] for groups in local_sgd(1, N, steps + 1, make, steps)]
 
 
 def gathered_step(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
-    """One update; the loss before it."""
+    """Make one update on the batches of `ranks` and return the loss before it."""
     value = gathered_gradient(net, optimizer, t, ranks)
     optimizer.step()
     return value
 
 
 def gathered_gradient(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
-    """The gradient of these ranks' batches together."""
+    """Compute the gradient of the joined batches of `ranks` and return the loss."""
     batches = [batch(t, rank) for rank in ranks]
     optimizer.zero_grad()
     value = loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
@@ -254,7 +261,7 @@ def average(nets: list[nn.Module]) -> None:
 
 
 def same(ranks: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]], K: int) -> None:
-    """Each rank's [step] is that of its group in [step][group]."""
+    """Require that each rank's parameters [step] equal those of its group in `expected` [step][group]."""
     for rank, history in enumerate(ranks):
         for mine, groups in zip(history, expected, strict=True):
             torch.testing.assert_close(mine, groups[rank // K], rtol=0, atol=1e-12)

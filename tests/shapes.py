@@ -1,4 +1,4 @@
-"""Shapes of which `make test-all` has some, and `make test-long` all."""
+"""Test parameters for shapes: `make test-all` runs some of them, and `make test-long` all."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 
 def some(shapes: Iterable[tuple[int, int]], often: Container[tuple[int, int]]) -> list[Any]:
-    """As parameters P and K."""
+    """Return `shapes` as test parameters P and K. Those that are not in `often` have the mark `long`."""
     return [pytest.param(*shape, marks=[] if shape in often else [pytest.mark.long]) for shape in shapes]

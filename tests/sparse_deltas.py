@@ -1,4 +1,4 @@
-"""SparseLoCo once more, in plain numpy: on whole vectors in the order of buckets, cut into chunks."""
+"""SparseLoCo, written a second time in plain numpy, on whole vectors in the order of buckets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from packing import Arrives, by_blocks, filled
 from references import Meet, model
 
 Select = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
-"""Given e of all groups, each of the size of the model: which elements each sends, ascending."""
+"""Returns the indices of the elements that each group sends, ascending, given e of all groups. Each e has the
+size of the model."""
 
 
 def as_bfloat16(x: float) -> np.float32:
-    """To the nearest even."""
+    """Round to bfloat16, to the nearest number, or to the even one of two."""
     bits = int(np.float32(x).view(np.uint32))
     return np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view(np.float32)
 
 
 def two_sizes(x: np.ndarray, block: int = 64) -> np.ndarray:
-    """Two bits a value: its sign, and whether it is above the mean magnitude of its block. Beside a zero the
-    smaller ones are 0."""
+    """Quantize to two bits per value: the sign, and whether the magnitude is above the mean of its block.
+
+    If a block contains a zero, all values up to the mean become 0.
+    """
     arrived = np.zeros(len(x), np.float32)
     for low in range(0, len(x), block):
         part = x[low : low + block].astype(np.float32)
@@ -50,7 +53,7 @@ def top(e: np.ndarray, k: int) -> np.ndarray:
 
 
 def elements() -> int:
-    """Of the model; behind them is padding, which nobody sends."""
+    """Return the number of the model's elements. The padding behind them is never sent."""
     return sum(p.numel() for p in model().parameters())
 
 
@@ -70,7 +73,10 @@ def per_run(size: int, density: float, K: int) -> Select:
 
 
 def over_positions(run: int, density: float, K: int) -> Select:
-    """The largest run, of those left, takes its part of the k that are left."""
+    """Return a selection that divides k among blocks by their norms.
+
+    The block with the largest norm is first. Each block takes its part of the elements that remain.
+    """
 
     def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
         n, M = len(errors[0]) // K, elements()
@@ -107,7 +113,7 @@ def sparse_meetings(
     beta: float = 0.95,
     lr: float | Mapping[int, float] = 1.0,
 ) -> Meet:
-    """`lr` may be by the step after which groups meet."""
+    """Return SparseLoCo's synchronization. `lr` may be a mapping from the step to the outer learning rate."""
     theta: np.ndarray | None = None
     errors: list[np.ndarray] = []
 
@@ -116,7 +122,7 @@ def sparse_meetings(
         if len(nets) == 1 or t % every:
             return
         if theta is None:
-            theta = backwards(model(), K)  # where all begin
+            theta = backwards(model(), K)  # the initial model of all groups
             errors = [np.zeros_like(theta) for _ in nets]
         moved = [theta - backwards(net, K) for net in nets]
         errors = [beta * e + delta for e, delta in zip(errors, moved, strict=True)]
@@ -133,7 +139,7 @@ def sparse_meetings(
 
 
 def said(e: np.ndarray, chosen: np.ndarray, K: int, arrives: Arrives) -> np.ndarray:
-    """What is left of e at the others: each position packs its values by themselves."""
+    """Return the part of e that the other groups receive. Each shard's values are packed separately."""
     arrived, n = np.zeros_like(e), len(e) // K
     for low in range(0, len(e), n):
         mine = chosen[(chosen >= low) & (chosen < low + n)]

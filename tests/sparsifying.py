@@ -1,4 +1,4 @@
-"""DEFT's algorithm 1 and what selects in it, in plain numpy: no ranks, no kernels, no buckets."""
+"""DEFT's algorithm 1 and the selections for it, in plain numpy, without ranks, kernels and buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from references import MakeOptimizer, Meet, batch, fill_gradients, gathered_step, loss, model, vector
 
 Select = Callable[[Sequence[np.ndarray], Sequence[int], int], np.ndarray]
-"""The joint indices, given acc of all workers, the sizes of their layers, and t = 0, 1, …"""
+"""Returns the joint indices, given acc of all workers, the sizes of the layers, and t = 0, 1, …"""
 
 
 def largest(acc: np.ndarray, k: int) -> np.ndarray:
@@ -49,7 +49,7 @@ def deft(density: float, exact: bool = False) -> Select:
             shares([float(np.linalg.norm(acc[p])) for p in pieces], list(map(len, pieces)), k) for acc in accs
         ]
         bins = packed([len(p) for p in pieces], ks[t % n], n)
-        moved_on = t % n + t // n  # every step by one bin, and every n steps by one more
+        moved_on = t % n + t // n  # bins move by one in every step, and by one more every n steps
         if exact:
             ks = [ks[t % n]] * n
         chosen = [
@@ -63,7 +63,7 @@ def deft(density: float, exact: bool = False) -> Select:
 
 
 class Micro:
-    """With a memory: λ."""
+    """MiCRO's selection, which adapts its threshold λ after every step."""
 
     def __init__(self, density: float) -> None:
         self.density, self.least = density, 0.0
@@ -87,11 +87,14 @@ class Micro:
         return np.split(np.arange(M), even(M, n)[:-1])
 
     def learn(self, counts: list[int], M: int) -> None:
-        """Nothing but λ."""
+        """Change nothing: MiCRO adapts only λ."""
 
 
 class Exdyna(Micro):
-    """Blocks as well; `slopes`: neighbours are compared with each other, not with the mean."""
+    """ExDyna's selection, which also adapts the number of blocks of each worker.
+
+    With `slopes`, a worker's count is compared with its neighbor's instead of the mean.
+    """
 
     def __init__(self, density: float, slopes: bool = False) -> None:
         super().__init__(density)
@@ -125,12 +128,12 @@ class Exdyna(Micro):
 
 
 def even(total: int, n: int) -> list[int]:
-    """The ends of n parts."""
+    """Return the ends of n parts of nearly equal size."""
     return [total * (i + 1) // n for i in range(n)]
 
 
 def pieces_of(sizes: Sequence[int], n: int) -> list[np.ndarray]:
-    """Indices of each: layers, cut into the least number of pieces that do not exceed M/n."""
+    """Return the indices of each piece. A layer is cut into as few pieces as possible of at most M/n."""
     M, start, pieces = sum(sizes), 0, []
     for size in sizes:
         parts = next(p for p in range(1, size + 1) if p == size or size / p <= M / n)
@@ -141,7 +144,7 @@ def pieces_of(sizes: Sequence[int], n: int) -> list[np.ndarray]:
 
 
 def shares(norms: Sequence[float], sizes: Sequence[int], k: int) -> list[int]:
-    """Algorithm 3; what later layers could not hold, earlier ones have to."""
+    """Return each layer's part of k by algorithm 3. Earlier layers take what later ones have no room for."""
     given = [0] * len(norms)
     order = sorted(range(len(norms)), key=lambda i: -norms[i])
     for place, i in enumerate(order):
@@ -153,7 +156,7 @@ def shares(norms: Sequence[float], sizes: Sequence[int], k: int) -> list[int]:
 
 
 def packed(sizes: Sequence[int], k: Sequence[int], n: int) -> list[list[int]]:
-    """Algorithm 4: the layers of each bin."""
+    """Return the layers of each bin by algorithm 4."""
     costs = [s * max(1, math.log2(each)) if each else 0 for s, each in zip(sizes, k, strict=True)]
     bins: list[list[int]] = [[] for _ in range(n)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
@@ -164,16 +167,20 @@ def packed(sizes: Sequence[int], k: Sequence[int], n: int) -> list[list[int]]:
 def sparsified(
     P: int, K: int, select: Select, make: MakeOptimizer, steps: int, meet: Meet | None = None
 ) -> list[list[Tensor]]:
-    """P nets, each trained by K workers with algorithm 1, that `meet` after every step. [step][group]."""
+    """Train P nets, each by K workers with algorithm 1, and call `meet` after every step.
+
+    Returns:
+        The parameters as [step][group].
+    """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     M = vector(nets[0]).numel()
     e = np.zeros((P, K, M))
-    selects = [copy.deepcopy(select) for _ in range(P)]  # those with a memory: one for each group
+    selects = [copy.deepcopy(select) for _ in range(P)]  # one for each group, because some have state
     history = []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            if K == 1:  # nobody to exchange with
+            if K == 1:  # there are no other ranks to send gradients to
                 gathered_step(net, optimizer, t, range(g, g + 1))
                 continue
             acc = e[g] + np.stack([backwards_gradient(net, t, g * K + i) for i in range(K)])
@@ -192,7 +199,7 @@ def sparsified(
 
 
 def backwards_gradient(net: torch.nn.Module, t: int, rank: int) -> np.ndarray:
-    """The last parameter's first, as buckets run."""
+    """Return a rank's gradient as a vector that begins with the last parameter, as buckets do."""
     net.zero_grad()
     loss(net, *batch(t, rank)).backward()
     fill_gradients(net)

@@ -1,4 +1,4 @@
-"""Small versions of optimizers that do more than `step()`; of no library, so that none has to be there."""
+"""Small versions of optimizers that do more than `step()`, so that tests need no library with them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ Params = Iterable[nn.Parameter]
 
 
 class Sam(optim.Optimizer):
-    """Sharpness-aware minimization as its authors wrote it: a step up, a second gradient, and a step back
-    that gives parameters other memory."""
+    """Sharpness-aware minimization, as its authors wrote it.
+
+    It makes a step up, computes a second gradient, and steps back. The step back replaces the parameters'
+    memory.
+    """
 
     def __init__(self, params: Params, rho: float = 0.05, lr: float = 0.1) -> None:
         super().__init__(params, {"rho": rho, "lr": lr})
@@ -49,7 +52,7 @@ class Sam(optim.Optimizer):
 
 
 class ScheduleFree(optim.Optimizer):
-    """SGD whose weights between steps are not those to evaluate: `eval()` makes these."""
+    """Schedule-free SGD. `eval()` converts the weights to those that are evaluated."""
 
     def __init__(self, params: Params, lr: float = 0.1, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
@@ -83,8 +86,11 @@ class ScheduleFree(optim.Optimizer):
 
 
 class Gpa(optim.Optimizer):
-    """Generalized primal averaging of SGD, which keeps its mode and its count in the state of the first
-    parameter of each group, as the package `gpa` does."""
+    """Generalized primal averaging of SGD.
+
+    It stores its mode and its step count in the state of the first parameter of each parameter group, as the
+    package `gpa` does.
+    """
 
     def __init__(self, params: Params, lr: float = 0.1, mu_y: float = 0.7, mu_x: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "mu_y": mu_y, "mu_x": mu_x})
@@ -126,7 +132,7 @@ class Gpa(optim.Optimizer):
 
 
 class Polyak(optim.Optimizer):
-    """Its rate is the loss over ‖g‖²."""
+    """SGD with a Polyak step size, which is proportional to the loss over ‖g‖²."""
 
     def __init__(self, params: Params, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -143,7 +149,7 @@ class Polyak(optim.Optimizer):
 
 
 class LooksAhead(optim.Optimizer):
-    """It goes by the gradient at weights that it has moved, and gives parameters other memory in the end."""
+    """An optimizer that uses the gradient at changed weights, and finally replaces the parameters' memory."""
 
     def __init__(self, params: Params, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -161,7 +167,7 @@ class LooksAhead(optim.Optimizer):
 
 
 class Nudging(optim.Optimizer):
-    """It has another method that goes by gradients, each element by its own."""
+    """An elementwise optimizer with another method, `nudge`, that uses gradients."""
 
     def __init__(self, params: Params, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -176,11 +182,11 @@ class Nudging(optim.Optimizer):
 
 
 class Counting(optim.Optimizer):
-    """SGD of falling rate, which counts its steps under a key that is no parameter, as MADGRAD does."""
+    """SGD with a decaying rate. It counts its steps under a state key that is not a parameter, as MADGRAD."""
 
     def __init__(self, params: Params, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
-        self.state: Any  # torch's type has no other keys than tensors
+        self.state: Any  # torch's type allows only tensors as keys
         self.state["k"] = torch.zeros((), dtype=torch.int64, device="cpu")
 
     @torch.no_grad()
@@ -192,7 +198,10 @@ class Counting(optim.Optimizer):
 
 
 class Lookahead:
-    """Slow weights around another optimizer, towards which the fast ones move every `k` steps; as in timm."""
+    """A wrapper of another optimizer with slow weights, to which the fast ones are set every `k` steps.
+
+    It is like the one of timm.
+    """
 
     def __init__(self, optimizer: optim.Optimizer, alpha: float = 0.5, k: int = 2) -> None:
         self.optimizer, self.alpha, self.k = optimizer, alpha, k
@@ -214,7 +223,10 @@ class Lookahead:
 
 
 class Adaptive(optim.Optimizer):
-    """It counts in its param groups: `d` and `k` from the beginning, as Prodigy, `step` from its first."""
+    """An optimizer with numbers in its parameter groups, as Prodigy.
+
+    `d` and `k` are there from the beginning, `step` from the first step on.
+    """
 
     def __init__(self, params: Params, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "d": 0.5, "k": 0, "flag": False})

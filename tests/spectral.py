@@ -1,4 +1,4 @@
-"""A small neural operator, with complex parameters or with the same numbers as pairs of reals."""
+"""A small neural operator, with complex parameters or with the same numbers as pairs of real numbers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from methods import table
 
 
 class Operator(nn.Module):
-    """rfft, complex linear maps, and what is real of the result.
+    """A real FFT, complex linear maps, and a real result.
 
     Args:
-        pairs: whether reals of one more dimension are in the place of complex parameters; what is computed
+        pairs: True stores complex parameters as real ones with one more dimension of size 2. The computation
             is the same.
-        mixed: whether there are real parameters, too, and complex ones of odd sizes, of one number, and
-            transposed in memory. Without them a flat vector of any K is the same for both.
+        mixed: True adds real parameters, and complex ones of odd sizes, of one number, and transposed in
+            memory. False makes flat vectors for any K the same with and without `pairs`.
     """
 
     def __init__(
@@ -52,18 +52,20 @@ class Operator(nn.Module):
         return param if param.is_complex() else torch.view_as_complex(param)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [batch, 3] of `x` [batch, 5]."""
+        """Return a tensor [batch, 3] for `x` [batch, 5]."""
         z = torch.fft.rfft(x, norm="ortho") @ self.numbers("lift") + self.numbers("bias")
         z = torch.complex(z.real.tanh(), z.imag.tanh()) @ self.numbers("spectral")
         if self.head is None:
             return z.real + z.imag
-        z = z + self.numbers("shift").conj()  # its gradient is conjugated where torch leaves it
+        z = z + self.numbers("shift").conj()  # so that its gradient may be a lazily conjugated tensor
         return self.head(z.real) + z.imag
 
 
 def as_references(monkeypatch, *, mixed: bool = True) -> None:
-    """What tests/ has written down in plain torch trains pairs of reals, by as many real parameters; what is
-    distributed trains the complex ones."""
+    """Make the references of tests/ train pairs of real numbers, with the same number of parameters.
+
+    The distributed training can then train complex parameters; see `as_trained`.
+    """
 
     def twin(seed: int = 0) -> Operator:
         return Operator(pairs=True, mixed=mixed, seed=seed)
@@ -73,5 +75,5 @@ def as_references(monkeypatch, *, mixed: bool = True) -> None:
 
 
 def as_trained(monkeypatch, *, mixed: bool = True) -> None:
-    """`references.distributed` trains complex parameters."""
+    """Make `references.distributed` train complex parameters."""
     monkeypatch.setattr(references, "model", lambda seed=0: Operator(pairs=False, mixed=mixed, seed=seed))
