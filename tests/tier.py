@@ -1,9 +1,9 @@
-"""Runs a tier of the tests, one part after the other, and checks that they leave nothing behind.
+"""Run a tier of the tests, one part after the other, and check that they leave nothing behind.
 
     python tests/tier.py TARGET MPIEXEC
 
-TARGET is one of the Makefile's: test, test-all or test-openmpi. The tests get a temporary folder of their
-own, which is deleted when they have passed.
+TARGET is a target of the Makefile: test, test-all or test-openmpi. The tests get a separate temporary folder,
+which is deleted when they have passed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ MARK = "HPCSGD_TESTS"
 """The environment variable that marks the processes which the tests have started."""
 SHARED_MEMORY = Path("/dev/shm")
 LEFT_BY_KILLED = ("mpich_shm_", "sem.mp-")
-"""How the names begin of what MPICH and multiprocessing have in shared memory."""
-GRACE = 10.0  # seconds that processes which were killed have to end
+"""The beginnings of the names of files that MPICH and multiprocessing have in shared memory."""
+GRACE = 10.0  # seconds in which killed processes have to end
 
 
 @dataclass(frozen=True)
 class Tier:
-    """What a target of the Makefile runs."""
+    """The tests that a target of the Makefile runs."""
 
     options: Sequence[str]
-    """Options of pytest."""
+    """The options of pytest."""
     threads: bool
-    """Whether pytest runs by itself, with ranks that are threads."""
+    """True if pytest also runs without a launcher, with ranks that are threads."""
     ranks: Sequence[int]
-    """Numbers of MPI ranks on which pytest runs."""
+    """The numbers of MPI ranks on which pytest runs."""
     torchrun: Mapping[int, Sequence[str]]
-    """Numbers of ranks that torchrun starts, and the tests that run on these: of the transport, and of what
-    goes by it."""
+    """The numbers of ranks that torchrun starts, and the tests that run on each of them. These are tests of
+    communicators and of code that uses them."""
     kills: bool
-    """Whether its tests kill programs by SIGKILL, which has no program remove its files."""
+    """True if tests kill programs by SIGKILL, after which a program cannot remove its files."""
     told: str
-    """What the last lines say when all has passed."""
+    """The last lines that are printed when all tests have passed."""
 
 
 BY_TORCHRUN = ("tests/comm", "tests/methods/test_same_bits.py")
@@ -60,10 +60,11 @@ TIERS: Mapping[str, Tier] = {
         torchrun={},
         kills=False,
         told="""\
-Covered: every method against plain torch on one awkward shape, every part, wire format and transport,
-checkpoints resumed on other shapes, errors, the examples of the documentation, and a job that trains on four
-MPI ranks to its accuracy; one case of each test that needs several ranks on four MPI ranks.
-The rest: `make test-all` (40 minutes: all combinations, 2 and 8 MPI ranks, killed and resumed jobs, Slurm),
+Covered on threads: every method against plain torch on one difficult shape, every part, quantizer and
+backend, checkpoints resumed on other shapes, errors, and the examples of the documentation.
+Covered on four MPI ranks: one case of each test that needs several ranks, and a job that trains to its
+accuracy.
+More tests: `make test-all` (40 minutes: all combinations, 2 and 8 MPI ranks, killed and resumed jobs, Slurm),
 `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
     ),
     "test-all": Tier(
@@ -73,8 +74,9 @@ The rest: `make test-all` (40 minutes: all combinations, 2 and 8 MPI ranks, kill
         torchrun={2: BY_TORCHRUN, 4: BY_TORCHRUN, 8: FEW},
         kills=True,
         told="""\
-Covered: all tests on threads, and on 2, 4 and 8 MPI ranks; those of the transport by torchrun, too.
-The rest: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
+Covered: all tests on threads, and on 2, 4 and 8 MPI ranks; the tests of communicators also by torchrun.
+More tests: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI
+library).""",
     ),
     "test-openmpi": Tier(
         options=("-m", WHOLE),
@@ -89,7 +91,7 @@ PATIENCE = 3600.0  # seconds that a part may take
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "torchinductor"),  # in TMPDIR otherwise
-    # Only Open MPI reads these: root may start jobs, and more ranks than cores are no error.
+    # Only Open MPI reads these. They allow root to start jobs, and more ranks than cores.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -101,7 +103,7 @@ def main(name: str, mpiexec: str) -> int:
     tier, began = TIERS[name], time.monotonic()
     shared = owned(SHARED_MEMORY)
     folder = Path(tempfile.mkdtemp(prefix="hpcsgd-"))
-    folder.chmod(0o711)  # Slurm's munge, another user, has to get through
+    folder.chmod(0o711)  # Slurm's munge, which runs as another user, needs to reach what is inside
     mark = uuid.uuid4().hex
     environment = {**os.environ, **ENVIRONMENT, MARK: mark, "TMPDIR": str(folder)}
     for title, command in parts(tier, mpiexec):
@@ -144,7 +146,7 @@ def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
     pytest = [sys.executable, "-m", "pytest", *tier.options]
     if tier.threads:
         yield "threads", [*pytest, "--numprocesses", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
-    # --capture=sys: what the MPI library writes when it ends a job would not be seen otherwise.
+    # --capture=sys: otherwise pytest would hide what the MPI library writes when it aborts a job.
     quietly = ["-q", "--color=no", "--capture=sys", "-p", "no:cacheprovider"]
     for n in tier.ranks:
         yield f"{n} MPI ranks", [mpiexec, "-n", str(n), *pytest, "--with-mpi", *quietly]
@@ -154,7 +156,7 @@ def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def left_running(mark: str) -> list[str]:
-    """Return the processes with this mark that still run; those that are ending get some time."""
+    """Return the processes with this mark that still run after at most `GRACE` seconds."""
     deadline = time.monotonic() + GRACE
     while (found := [*_running(mark)]) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -170,7 +172,7 @@ def _running(mark: str) -> Iterator[str]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Return what is in the temporary folder beside pytest's own folder."""
+    """Return what is in the temporary folder, except pytest's own folders."""
     return sorted(str(path) for path in folder.iterdir() if not path.name.startswith("pytest-of-"))
 
 
@@ -191,9 +193,10 @@ def remove(files: set[Path]) -> None:
 
 
 def unused(files: set[Path]) -> set[Path]:
-    """Return those of the files that exist and that no process has in its memory.
+    """Return those of the files that exist and that no process maps into its memory.
 
-    After the tests the others belong to other programs, for a process of ours that still runs is told itself.
+    After the tests, mapped files belong to other programs: a process of the tests that still runs is reported
+    itself.
     """
     found = set(files)
     for maps in Path("/proc").glob("[0-9]*/maps"):

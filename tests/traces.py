@@ -1,4 +1,4 @@
-"""A reader of traces by the Trace Event Format's description alone: of whole files, with no code of ours."""
+"""A reader of trace files that follows the Trace Event Format's description and uses no code of hpcsgd."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import numpy as np
 class Slice:
     name: str
     start: int
-    """Nanoseconds."""
+    """The beginning, in nanoseconds."""
     end: int
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Viewed:
-    """By process and thread."""
+    """The contents of a trace: slices and names by process and thread, and instant events."""
 
     slices: dict[tuple[int, int], list[Slice]]
     processes: dict[int, str]
@@ -33,7 +33,7 @@ class Viewed:
 
 
 def view(file: Path) -> Viewed:
-    """Raises where the file is not of the format, or slices of a thread do not lie in each other."""
+    """Read a trace. Raises if the file is not of the format, or if slices of a thread overlap partly."""
     whole = json.loads(gzip.decompress(file.read_bytes()))
     found = Viewed(defaultdict(list), {}, {}, [])
     for event in whole["traceEvents"]:
@@ -72,8 +72,10 @@ def require_nested(slices: list[Slice]) -> None:
 
 
 def seconds_by_phase(seen: Viewed) -> dict[str, dict[str, float]]:
-    """Exposed and hidden seconds in all traced steps, the mean over ranks: which of the slices cover each of
-    the moments between two edges?"""
+    """Return the exposed and hidden seconds of each phase in all traced steps, averaged over ranks.
+
+    For each interval between two successive edges of slices, this checks which slices cover it.
+    """
     sums: dict[str, dict[str, float]] = {"exposed": defaultdict(float), "hidden": defaultdict(float)}
     for rank in seen.processes:
         slices = [

@@ -1,4 +1,4 @@
-"""Small trainings with everything in them that a checkpoint has to hold."""
+"""Small trainings that have everything that a checkpoint has to contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from methods.table import EXCEPTIONS, REFERENCES
 
 
 class Net(nn.Module):
-    """Batch norm, channels_last, frozen and tied weights, a single number, two dtypes."""
+    """A net with batch norm, channels_last, frozen and tied weights, a scalar parameter and two dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 class Rows(optim.Optimizer):
-    """Needs whole tensors: steps of the length of the parameter's norm; keeps state of many shapes."""
+    """An optimizer that needs whole tensors, because a step depends on norms. Its state has many shapes."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -62,7 +62,7 @@ class Rows(optim.Optimizer):
         state["rows"] += g.norm().float()
         state["seen"] += 1
         state["norms"] = [p.norm().item(), *state["norms"]][:2]
-        rows = state["rows"][0].clamp(min=1e-9)  # with nothing sent yet of a sparse gradient, all is 0
+        rows = state["rows"][0].clamp(min=1e-9)  # 0 as long as nothing of a sparse gradient was sent
         p -= lr * state["sums"] * p.norm() / rows / state["seen"]
 
 
@@ -86,18 +86,18 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
 }
 
 IN_ONE_JOB = {label: case for label, case in REFERENCES.items() if case.form is form}
-"""All but groups, which are of one group each and remember nothing."""
+"""All references, except those of replica groups: their jobs have one group each and keep no state."""
 METHODS: dict[str, Callable[[], Method]] = {
     label: case.new for label, case in IN_ONE_JOB.items() if case.same_bits and not case.plain_sgd
 }
-"""They go on to the same bits, with any optimizer."""
+"""Methods that continue to the same bits from a checkpoint, with any optimizer."""
 PLAIN = {label: case.new for label, case in IN_ONE_JOB.items() if case.plain_sgd}
 WAITING_FOR_NOBODY = {label: exempt.new for label, exempt in EXCEPTIONS.items()}
-"""What they come to depends on who is fast; see methods/test_waiting_for_nobody.py."""
+"""Methods whose results depend on which rank is faster; see methods/test_waiting_for_nobody.py."""
 
 
 class Training:
-    """A net and an optimizer in a job; all ranks together see other samples in each step."""
+    """A net and an optimizer in a job. Every rank has different samples in every step."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Training:
         share: Callable[[nn.Module, Topology], object] | None = None,
         **options: Any,
     ) -> None:
-        """`share`: how the ranks of a group share the net, which then has to be one before."""
+        """`share` shards the net among the ranks of a group, as FSDP does; they start with the same net."""
         self.device = device
         with contextlib.nullcontext() if device is None else device:
             self.net = make()
@@ -142,7 +142,7 @@ class Training:
             self.t += 1
 
     def everything(self) -> dict[str, Tensor]:
-        """The model and the optimizer's state over whole parameters; collective."""
+        """Return the model and the optimizer's state of whole parameters. Collective."""
         found = {f"model.{name}": value.clone() for name, value in self.net.state_dict().items()}
         state = self.optimizer.state_dict()["state"]
         for i, values in state.items():

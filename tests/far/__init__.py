@@ -1,13 +1,14 @@
-"""`far`: a device for tests. Host code cannot touch its memory, its work is done later, by a thread for each
-stream, and memory that is nobody's holds nothing that looks like a number. What is computed there is what
-torch computes on a CPU.
+"""`far`, a device for tests that makes missing synchronization visible.
+
+Host code cannot access its memory. A thread for each stream does its work later. Memory that is not in use
+contains NaN. Its results are those of torch on a CPU.
 
     device.py    the device as torch's accelerator
-    ranks.py     ranks of a test, each on a device of its own, under delays
-    building.py  native/ compiled, once for all processes
-    native/      queue: streams and events, without torch; memory, pinned: who is given what when;
-                 streams, generator, tensors, operators, renamed: what torch asks for;
-                 waits: those of the host
+    ranks.py     ranks of a test, each on its own device, with delays
+    building.py  compiles native/ once for all processes
+    native/      queue: streams and events, without torch; memory, pinned: allocation of memory;
+                 streams, generator, tensors, operators, renamed: the interfaces that torch needs;
+                 waits: the record of the host's waits
 """
 
 from far.device import DEVICES, missing, prepare, switched_on

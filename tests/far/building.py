@@ -1,4 +1,4 @@
-"""The library of the device, compiled once for all processes that run tests."""
+"""Compile the library of the device, once for all processes that run tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import programs
 
 NATIVE = Path(__file__).with_name("native")
 ALONE = ("sanitized.cpp",)
-"""A program of its own."""
+"""Sources of separate programs, which are not in the library."""
 PATIENCE = 600.0  # seconds; the machine may be busy
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow"]
 
@@ -25,9 +25,9 @@ def compiler() -> str | None:
 
 
 def library(folder: Path) -> Path:
-    """The path of the library in `folder`, where it is kept by what it is made of.
+    """Return the path of the library in `folder`; its name has a hash of its sources.
 
-    One process compiles it; the others wait for that.
+    One process compiles it, and the others wait for that.
     """
     path = folder / f"libfar-{_key()}.so"
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def library(folder: Path) -> Path:
 
 
 def program(source: str, parts: Sequence[str], folder: Path, *flags: str) -> Path:
-    """The program made of `source` and `parts`, none of which knows torch."""
+    """Compile a program from `source` and `parts`, none of which uses torch, and return its path."""
     path = folder / Path(source).stem
     files = [str(NATIVE / name) for name in (source, *parts)]
     _call("-std=c++20", "-g", "-pthread", *WARNINGS, *flags, *files, "-o", str(path))
@@ -54,7 +54,7 @@ def _key() -> str:
 
 
 def build(path: Path, *flags: str) -> None:
-    """All sources as one: torch's headers take nearly all of the time."""
+    """Compile all sources as one, because torch's headers take nearly all of the time."""
     sources = [source.name for source in sorted(NATIVE.glob("*.cpp")) if source.name not in ALONE]
     includes = [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in cpp_extension.include_paths())]
     torch_libraries = Path(torch.__file__).parent / "lib"

@@ -1,4 +1,4 @@
-"""`far` as torch's accelerator."""
+"""The test device `far` as torch's accelerator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from far import building
 
 DEVICES = 8
 TORCH = ("2.11", "2.13")
-"""It leans on what torch does not promise to keep: where it was tried."""
+"""The versions of torch with which the device was tested. It uses parts of torch that may change."""
 FOLDER = Path(__file__).parents[2] / "build" / "far"
 
 
@@ -24,16 +24,16 @@ class _State:
 
 
 def missing() -> str | None:
-    """Why there is no such device here."""
+    """Return the reason why this machine has no test device, or None if it has one."""
     if ".".join(torch.__version__.split(".")[:2]) not in TORCH:
         return f"torch {torch.__version__}: the test device is written for {' and '.join(TORCH)}"
     return None if building.compiler() else "no g++ to compile the test device with"
 
 
 def prepare() -> None:
-    """Tell torch of the device, which it does not see yet.
+    """Register the device with torch, still switched off.
 
-    Before the first backward pass of the process: torch makes a thread for each device then, once.
+    Call this before the first backward pass of the process, in which torch makes a thread for each device.
     """
     if _State.loaded or missing():
         return
@@ -47,7 +47,7 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def switched_on() -> Iterator[None]:
-    """It is this machine's accelerator; quick, and with nothing left of those who had it before."""
+    """Make the device this machine's accelerator, reset, without delays."""
     assert _State.loaded, "prepare() comes first"
     torch.ops.far.reset()
     _State.on = True
@@ -61,7 +61,7 @@ def switched_on() -> Iterator[None]:
 
 @contextlib.contextmanager
 def switched_off() -> Iterator[None]:
-    """As other tests find this machine."""
+    """Hide the device, as other tests find this machine."""
     _State.on = False
     try:
         yield
@@ -70,7 +70,7 @@ def switched_off() -> Iterator[None]:
 
 
 def _module() -> types.ModuleType:
-    """`torch.far`."""
+    """Return the module `torch.far`."""
     ops: Any = torch.ops.far
     module: Any = types.ModuleType("torch.far")
     module.is_available = lambda: _State.on

@@ -1,4 +1,4 @@
-"""Ranks of tests, each on a device of its own, under delays that bring out what was not waited for."""
+"""Ranks of tests, each on its own device, with delays that reveal missing waits."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hpcsgd.comm import Communicator
 from hpcsgd.comm.streams import accelerator
 
 STREAMS = 4
-"""So many of a device are used in a test at most: the default one, those of lanes, those of the test."""
+"""The most streams per device in a test: the default one, and those of communication threads and tests."""
 SLOW = 3_000
-"""Microseconds before each task of a slow stream."""
+"""The delay in microseconds before each task of a slow stream."""
 Delays = Mapping[int, int]
-"""Stream → microseconds."""
+"""The delay in microseconds before each task, by stream."""
 PATTERNS: Mapping[str, Delays] = {
     "none": {},
     "default stream slow": {0: SLOW},
     "all others slow": dict.fromkeys(range(1, STREAMS), SLOW),
     **{f"stream {i} slow": {i: SLOW} for i in range(1, STREAMS)},
 }
-"""One that is slow by chance hides what comes too early on it: each has its turn."""
+"""A slow stream hides work that comes too early on it. So the patterns slow down different streams."""
 FOR_TRAININGS = {
     name: {stream: us // 6 for stream, us in delays.items()} for name, delays in PATTERNS.items()
 }
-"""The same for programs of many tasks."""
+"""The same patterns with shorter delays, for programs with many tasks."""
 
 
 def place(world: Communicator) -> torch.device:
-    """This rank's own device, which is the current one from now on; of real ones there may be fewer."""
+    """Return this rank's device and make it the current one. Ranks share real devices if there are few."""
     kind = accelerator()
     assert kind is not None, "a test on devices needs the fixture far_device or any_device"
     device = torch.device(kind.type, world.rank % torch.accelerator.device_count())
@@ -44,18 +44,21 @@ def place(world: Communicator) -> torch.device:
 
 
 def is_far() -> bool:
-    """Whether the accelerator is the test device, whose numbers are those of the host."""
+    """Return True if the accelerator is the test device, whose results equal those of the host."""
     kind = accelerator()
     return kind is not None and kind.type == "far"
 
 
 def tolerance(same_bits: bool = True, otherwise: float = 1e-12) -> dict[str, Any]:
-    """For `assert_close` of what was computed on a device and on the host: none on the test device."""
+    """Return the tolerances for `assert_close` of results of a device and the host; 0 on the test device."""
     return {"rtol": 0, "atol": 0 if same_bits and is_far() else otherwise}
 
 
 def explicitly(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) -> Callable[..., Any]:
-    """`function(world, *args)` as `function(world, *args, device=…)`, which puts tensors there one by one."""
+    """Return a function of `(world, *args)` that calls `function(world, *args, device=…)` with delays.
+
+    `function` itself puts tensors on the device.
+    """
 
     def on_a_rank(world: Communicator, *args: Any) -> Any:
         device = place(world)
@@ -66,7 +69,7 @@ def explicitly(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) 
 
 
 def by_default(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) -> Callable[..., Any]:
-    """`function(world, *args)` with all that it makes on the device by itself."""
+    """Return a function that calls `function(world, *args)` with the device as torch's default device."""
 
     def on_a_rank(world: Communicator, *args: Any) -> Any:
         device = place(world)
@@ -77,7 +80,8 @@ def by_default(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) 
 
 
 PLACINGS = {"explicit": explicitly, "default": by_default}
-"""Either hides faults of the other: what is made without a device, what is made for the host."""
+"""Tests use both, because each hides faults: by default, tensors that are made without a device; explicitly,
+tensors that are made for the host."""
 
 
 def on_the_host(result: Any) -> Any:
@@ -86,7 +90,7 @@ def on_the_host(result: Any) -> Any:
 
 @contextlib.contextmanager
 def slowed(device: torch.device, delays: Delays) -> Iterator[None]:
-    """Streams of `device` take their time before each task; all is done at the end."""
+    """Delay each task on streams of `device` in the block, and wait for all of its work at the end."""
     for stream, microseconds in delays.items():
         torch.ops.far.delay(device.index, stream, microseconds)
     try:

@@ -1,5 +1,7 @@
-"""A process group for the test device that keeps NCCL's contract: what it is asked is put on the current
-stream and returns at once; ranks meet when their streams come there. Gloo does it, on the streams' threads.
+"""A process group for the test device that behaves like NCCL.
+
+An operation is enqueued on the current stream and returns at once. It runs when the streams of all ranks have
+reached it. Gloo does the work, on the streams' threads.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _library = torch.library.Library("stream_ordered", "DEF")
 
 
 def _operator(name: str, arguments: str, call: Callable[..., Any]) -> None:
-    """`torch.ops.stream_ordered.<name>`: `call(group, …)` on the CPU, and done when that is."""
+    """Define `torch.ops.stream_ordered.<name>`, which calls `call(group, …)` on the CPU and waits for it."""
     _library.define(f"{name}({arguments}, int group) -> ()")
     _library.impl(name, lambda *a: call(_groups[a[-1]], *a[:-1]).wait() and None, "CPU")
     _library.impl(name, lambda *_: None, "Meta")
@@ -60,9 +62,9 @@ _operator("messages", "Tensor[] send, int[] to, Tensor(a!)[] recv, int[] source"
 
 
 def end_groups() -> None:
-    """End all groups, also those that nobody has closed, when the devices have done their work.
+    """End all groups, also those that were not closed, after the devices have done their work.
 
-    What is on a stream may still need its group when nobody else knows it any more.
+    Work on a stream may still need a group that has no other references.
     """
     for device in range(torch.accelerator.device_count()):
         torch.accelerator.synchronize(device)
@@ -70,14 +72,14 @@ def end_groups() -> None:
 
 
 class Put:
-    """On the stream; nobody need wait."""
+    """An operation on a stream; `wait()` returns at once."""
 
     def wait(self) -> bool:
         return True
 
 
 class StreamOrdered:
-    """As much of torch's `ProcessGroupNCCL` as hpcsgd uses."""
+    """The part of torch's `ProcessGroupNCCL` that hpcsgd uses."""
 
     def __init__(self, store: Any, rank: int, size: int, limit: timedelta) -> None:
         self._number = next(_numbers)
@@ -85,7 +87,7 @@ class StreamOrdered:
         self._together: tuple[list[Tensor], list[int], list[Tensor], list[int]] | None = None
 
     def abort(self) -> None:
-        """It is gone, and gloo's threads with it."""
+        """Remove the group, which ends gloo's threads."""
         _groups.pop(self._number, None)
 
     def alltoall_base(self, out: Tensor, x: Tensor, *_: object) -> Put:

@@ -1,4 +1,4 @@
-"""The test device keeps what it promises: what nobody waited for is seen to be wrong."""
+"""The test device works as intended: results that were not waited for are visibly wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("far_device")
 
 
 def slow_stream() -> torch.Stream:
-    """A stream besides the default one, with a task that takes long."""
+    """Return a stream other than the default one, on which every task takes long."""
     stream = torch.Stream(FIRST)
     torch.ops.far.delay(0, stream.stream_id, SLOW)
     return stream
@@ -33,7 +33,7 @@ def test_torch_has_it_as_its_accelerator() -> None:
 
 
 def test_torch_does_not_see_it_outside_of_its_tests() -> None:
-    """So that other tests of this process find a machine without."""
+    """Other tests of this process find a machine without an accelerator."""
     with device.switched_off():
         assert torch.accelerator.current_accelerator(check_available=True) is None
         assert not torch.accelerator.is_available()
@@ -209,7 +209,7 @@ def test_autocast_makes_products_narrow() -> None:
 
 def test_a_failure_is_told_though_late() -> None:
     x = torch.ones(2, device=FIRST)
-    with pytest.raises(IndexError, match="out of bounds"):  # where the device is fast, by the next call
+    with pytest.raises(IndexError, match="out of bounds"):  # the next call raises it if the device is fast
         x[torch.tensor([7], device=FIRST)].add_(1)
         torch.accelerator.synchronize()
 
@@ -243,7 +243,7 @@ def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_streams_and_events_have_no_races(tmp_path: Path) -> None:
-    """By the thread sanitizer, on the part of the device that does not know torch."""
+    """The thread sanitizer checks the part of the device that does not use torch."""
     checked = building.program("sanitized.cpp", ["queue.cpp"], tmp_path, "-O1", "-fsanitize=thread")
     done = programs.run([checked], check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
@@ -263,7 +263,7 @@ def test_the_sanitizer_sees_an_event_that_is_not_waited_for(tmp_path: Path) -> N
 
 
 def test_memory_freed_by_a_thread_of_another_device_does_not_move_the_clock() -> None:
-    """Cyclic garbage is collected by whichever thread comes by."""
+    """Any thread may collect cyclic garbage."""
     torch.ops.far.costs(1_000.0, 0.0)
     first, last = (torch.Event(SECOND, enable_timing=True) for _ in range(2))
     freed, over = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The process group in NCCL's place: in the order of the streams, with nobody waiting."""
+"""The process group in NCCL's place works in the order of the streams, and the host does not wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("far_device")
 
 
 def every_operation(world: Communicator, store: Any, device: torch.device) -> tuple[list[Tensor], list[str]]:
-    """What each leaves, and what the host waited for."""
+    """Return the results of every operation, and the reasons for which the host waited."""
     group = StreamOrdered(store, world.rank, N, timedelta(seconds=PATIENCE))
     world.barrier()
     torch.ops.far.forget_waits()

@@ -58,7 +58,7 @@ with replacing(Path(sys.argv[1]) / "file") as part, new_folder(Path(sys.argv[1])
 
 
 def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
-    """What this one's parent is writing stays, and so does what is no such file."""
+    """A file that the parent process is writing stays, and so do files with other names."""
     done = programs.run([sys.executable, "-c", KILLED, tmp_path], check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = {path.name for path in tmp_path.iterdir()}

@@ -58,7 +58,7 @@ def test_a_full_disk_is_told_before_what_hdf5_then_makes_of_it(
 
 
 class ShortWrites(io.FileIO):
-    """Takes 3 bytes at a time, as a system call may."""
+    """A file that writes at most 3 bytes at a time, as a system call may."""
 
     def write(self, data: memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().write(data[:3])

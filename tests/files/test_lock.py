@@ -1,4 +1,4 @@
-"""One process at a time in a folder, whatever became of the one before."""
+"""Only one process at a time uses a folder, however the one before it ended."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_killed_one_leaves_the_folder_to_others(tmp_path: Path) -> None:
 def test_a_file_that_has_just_been_removed_locks_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who had the lock removes the file between this one's opening and locking it."""
+    """The process that had the lock removes the file after this one has opened it and before it locks it."""
     monkeypatch.setattr(lock, "PATIENCE", 60.0)
     take, taken = fcntl.lockf, []
 
@@ -125,7 +125,7 @@ def test_folders_are_held_until_the_process_ends_and_left_empty(tmp_path: Path) 
     for folder in folders:
         with pytest.raises(UserError, match=f"^{folder}: in use by process {process.pid} "):
             lock.hold(folder)
-    programs.finish(process)  # its input ends, and so does it
+    programs.finish(process)  # this closes its input, and it ends
     for folder in folders:
         assert os.listdir(folder) == []
         with locked(folder):

@@ -1,4 +1,4 @@
-"""Files that are not what they should be are one line that says what they are."""
+"""A file of the wrong kind or content gives an error of one line that says what it is."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python -m mutants [--count 150] [--seed 1] [--tier test|test-all] [--jobs 2] [--list] [PATH ...]
 
-in tests/. PATH is a file or a folder of the project, as hpcsgd/engine; without one, it is all of hpcsgd.
+in tests/. PATH is a file or a folder of the project, such as hpcsgd/engine; the default is all of hpcsgd.
 
-The tier runs once with a record of which test runs which line. Then each mutant is tried in a copy of the
-checkout by the tests that run its line, until one of them fails. Mutants that survive are listed, except
+The tier runs once, to record which test runs which line. Then each mutant is tried in a copy of the checkout:
+the tests that run its line run until one of them fails. The program lists the mutants that survive, except
 those in `EQUIVALENT`, which change nothing.
 """
 
@@ -27,12 +27,12 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m mutants", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--count", type=int, default=150, help="how many are drawn")
+    parser.add_argument("--count", type=int, default=150, help="the number of mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tier", choices=["test", "test-all"], default="test")
-    parser.add_argument("--jobs", type=int, default=2, help="how many are tried at a time")
-    parser.add_argument("--list", action="store_true", help="only list them")
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="what is changed (default: hpcsgd)")
+    parser.add_argument("--jobs", type=int, default=2, help="the number of mutants that are tried at a time")
+    parser.add_argument("--list", action="store_true", help="only list the mutants")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="file or folder to mutate (default: hpcsgd)")
     given = parser.parse_args()
     drawn = draw(mutants(ROOT, given.paths or ["hpcsgd"]), given.count, given.seed)
     if given.list:

@@ -36,4 +36,4 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         'part.write_text(json.dumps(to_json(changes, setting(config)), indent=2) + "\\n")',
     ): "blanks between the values of a JSON file",
 }
-"""File, line before and line after, both stripped → the reason."""
+"""The reason for each mutant, by its file and its stripped line before and after the change."""

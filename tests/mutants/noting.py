@@ -1,4 +1,4 @@
-"""A plugin of pytest: notes how long each test took, and runs chosen tests in a given order."""
+"""A plugin of pytest that records how long each test took, and runs chosen tests in a given order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     noted = os.environ.get("NOTED")
-    if noted is not None and not hasattr(session.config, "workerinput"):  # the controller hears of all tests
+    if noted is not None and not hasattr(session.config, "workerinput"):  # the controller gets all reports
         Path(noted).write_text(json.dumps(SECONDS))
 
 

@@ -1,4 +1,4 @@
-"""One-line changes of the product that a test ought to notice: where they are, and what the line becomes."""
+"""One-line changes of the product that a test ought to notice: their places, and the changed lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 }  # fmt: skip
 """The replacement of each operator."""
 COMPOUND = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Lambda, ast.NamedExpr)
-"""What needs parentheses as an operand."""
+"""The expressions that need parentheses when they are an operand."""
 Site = tuple[ast.expr | ast.stmt, str]
 """A node that stands on one line, and the text that takes its place."""
 
@@ -79,7 +79,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
 
 
 def draw(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Draw `count` mutants in random order: of each package in proportion to its size, at least one."""
+    """Draw `count` mutants in random order: from each package in proportion to its size, but at least one."""
     by_package: dict[str, list[Mutant]] = defaultdict(list)
     for mutant in found:
         by_package[mutant.package].append(mutant)
@@ -96,7 +96,7 @@ def draw(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def _sites(tree: ast.AST) -> Iterator[Site]:
-    """Walk `tree` without what only people and type checkers read."""
+    """Yield the places of `tree` that can change, without what only people and type checkers read."""
     for node in _executed(tree):
         match node:
             case ast.Compare(left, [op], [right]):

@@ -1,4 +1,4 @@
-"""Tries mutants: which tests run the changed line, and whether one of them fails."""
+"""Trials of mutants: find the tests that run a changed line, and check whether one of them fails."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from tier import ENVIRONMENT, TIERS, parts
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
 NO_TESTS = 5  # pytest's exit code
-PATIENCE = 1800.0  # seconds that a run of the tests may take
+PATIENCE = 1800.0  # the time limit of a run of the tests, in seconds
 
 
 @dataclass(frozen=True)
 class Covered:
-    """Which tests of a tier run which lines, as test ids."""
+    """The ids of the tests of a tier that run each line, and their seconds."""
 
     by_line: dict[tuple[str, int], frozenset[str]]
     by_file: dict[str, frozenset[str]]
     seconds: dict[str, float]
 
     def of(self, mutant: Mutant) -> list[list[str]]:
-        """Return the tests to try, nearest first: those of the same package, then the others.
+        """Return the tests to try, in stages: those of the same package, then the others.
 
-        Lines that run at import, or only in processes of their own, are tried by all tests that run anything
-        of the file, and by those of the same package, which start such processes.
+        No test is known to run a line that only runs at import or in other processes. Then the stages have
+        all tests of the same package, which may start such processes, and all tests that run any line of the
+        file.
         """
         line = self.by_line.get((mutant.file, mutant.line), frozenset())
         near = f"tests/{Path(mutant.package).name}/"
@@ -61,10 +62,10 @@ class Copy:
                 continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, folder / name, follow_symlinks=False)
-        (folder / "build").symlink_to(root / "build")  # what tests compile, named by what it is made of
+        (folder / "build").symlink_to(root / "build")  # libraries that tests compile, named by a hash
 
     def covered(self, tier: str) -> Covered:
-        """Run the tier once, noting which test runs which line."""
+        """Run the tier once, and record which test runs which line."""
         found = self.folder / "covered"
         noting = ["--cov=hpcsgd", "--cov-context=test", "--cov-report=", "-p", "mutants.noting"]
         parallel = ["--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder"]
@@ -90,7 +91,7 @@ class Copy:
         )
 
     def killer(self, mutant: Mutant, covered: Covered, tier: str) -> str | None:
-        """Return the first test that fails with the mutant, or None where all pass."""
+        """Return the first test that fails with the mutant, or None if all pass."""
         path = self.folder / mutant.file
         text = path.read_text()
         path.write_text(mutant.applied(text))
@@ -140,7 +141,7 @@ class Copy:
                 **os.environ,
                 **ENVIRONMENT,
                 "PYTHONPATH": os.pathsep.join(map(str, paths)),
-                "PYTHONDONTWRITEBYTECODE": "1",  # a line changed within a second would not be seen otherwise
+                "PYTHONDONTWRITEBYTECODE": "1",  # otherwise Python may miss a change within a second
                 **environment,
             },
             timeout=PATIENCE,
