@@ -32,7 +32,7 @@ LAST = float(os.environ.get("WAIT_AFTER", "inf"))
 
 
 class Slow(nn.Module):
-    """Gives whoever watches the run time to interrupt it, and waits for that after so many steps."""
+    """A layer that slows down steps, and that waits for an interruption after `LAST` training steps."""
 
     def __init__(self):
         super().__init__()

@@ -269,7 +269,7 @@ def test_memory_freed_by_a_thread_of_another_device_does_not_move_the_clock() ->
     freed, over = threading.Event(), threading.Event()
     kept = [torch.ones(3, device=SECOND)]
 
-    def observe() -> None:  # its clock is that of this device alone
+    def observe() -> None:  # this thread's clock depends only on this device
         first.record(torch.accelerator.current_stream(SECOND))
         over.set()
         freed.wait(10)

@@ -1,4 +1,4 @@
-"""Mutants that change nothing that anyone could notice, and why."""
+"""Mutants that change nothing that a test could notice, with the reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "hpcsgd/engine/with_state.py",
         "def ready_for(self, call: str, *, across: bool = True) -> StepContext:",
         "def ready_for(self, call: str, *, across: bool = False) -> StepContext:",
-    ): "an abstract method's default is that of nobody",
+    ): "the method is abstract, and its own default is never used",
     (
         "hpcsgd/elastic/elastic_average.py",
         "OVER = 3",
@@ -24,16 +24,16 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "hpcsgd/report/curves.py",
         'marker = "." if len(found[name]) < SMOOTHED_FROM else None',
         'marker = "." if len(found[name]) <= SMOOTHED_FROM else None',
-    ): "from how many points of a line on they have no marks",
+    ): "only the number of points from which on a line has no markers differs by one",
     (
         "hpcsgd/report/page/bars.py",
         'ranks = {"title": "rank", "dtick": 1} if len(found) <= 16 else {"title": "rank"}',
         'ranks = {"title": "rank", "dtick": 1} if len(found) <= 17 else {"title": "rank"}',
-    ): "up to how many ranks each has its number below its bar",
+    ): "only the number of ranks up to which each bar has a number below it differs by one",
     (
         "hpcsgd/performance/probing/delta.py",
         'part.write_text(json.dumps(to_json(changes, setting(config)), indent=1) + "\\n")',
         'part.write_text(json.dumps(to_json(changes, setting(config)), indent=2) + "\\n")',
-    ): "blanks between the values of a JSON file",
+    ): "only the blanks in a JSON file change",
 }
 """The reason for each mutant, by its file and its stripped line before and after the change."""
