@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make wheels`: make a source distribution and a manylinux wheel in dist/, check them with the usual packaging tools,
-# and try them in empty environments outside the repository. The first argument is the Python whose environment gets
+# and try them in new virtual environments. The first argument is the Python whose environment gets
 # all dependencies of hpcsgd. The environments of other installed Pythons from 3.11 on get all dependencies except
 # torch, which would take gigabytes in each.
 set -euo pipefail
@@ -10,7 +10,7 @@ python=${1:-python3}
 glibc=2.28 # RHEL 8, and the oldest of torch's own wheels
 work=$PWD/build/wheels
 tools=$work/tools/bin
-trials=$work/trials # outside the checkout, so that the scripts import the installed hpcsgd
+trials=$work/trials # a folder without hpcsgd/, so that the scripts import the installed one
 
 mkdir -p "$work" dist
 rm -rf "$work"/{glibc,plain,trials} dist/*
