@@ -15,13 +15,13 @@ import os
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from harness import Goal, Spread, print_table, programs
+from harness.curve import reached
 from harness.launching import python_path
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.join_info import join_info
@@ -128,14 +128,6 @@ def train(who: str, folder: Path, store: Path, epochs: int, seed: int) -> Row:
 def over_all(rows: list[Row], seed: int) -> float | None:
     """Return the ratio of the times to the loss with which the run that waits for all ends."""
     of = {row["who"]: row for row in rows if row["seed"] == seed}
-    seconds = reached(of[QUORUM], of[ALL]["losses"][-1])
+    mine = of[QUORUM]
+    seconds = reached(mine["seconds"], mine["losses"], of[ALL]["losses"][-1])
     return None if seconds is None else seconds / of[ALL]["seconds"][-1]
-
-
-def reached(row: Row, target: float) -> float | None:
-    """Return the seconds after which the test loss is `target`; None if it never is."""
-    points = list(zip(row["seconds"], row["losses"], strict=True))
-    for (start, worse), (end, better) in pairwise(points):
-        if better <= target:
-            return end - (end - start) * (target - better) / (worse - better) if worse > target else start
-    return None

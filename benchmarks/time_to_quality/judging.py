@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Any
 
 from harness import Goal, Spread
+from harness.curve import reached
 from time_to_quality.contestants import CONTESTANTS, DDP, OURS, PEERS
 from time_to_quality.tasks import Task
 
@@ -100,17 +100,6 @@ def _is_behind(rows: Sequence[Row], task: str, rate: str, who: str) -> bool:
     return target(rows, task, rate) is not None and not times(rows, task, rate, who)
 
 
-def reached(row: Row, score: float) -> float | None:
-    """Return the seconds after which the training has this score; None if it never has."""
-    points = list(zip(row["seconds"], row["scores"], strict=True))
-    if points[0][1] <= score:
-        return points[0][0]
-    for (start, worse), (end, better) in pairwise(points):
-        if better <= score:
-            return start + (end - start) * (worse - score) / (worse - better)
-    return None
-
-
 def times(rows: Sequence[Row], task: str, rate: str, who: str) -> dict[int, float]:
     """Return the seconds to the target by seed, of the shortest training that reaches it with every seed.
 
@@ -119,10 +108,14 @@ def times(rows: Sequence[Row], task: str, rate: str, who: str) -> dict[int, floa
     score = target(rows, task, rate)
     for length in LENGTHS:
         mine = finals(rows, task, rate, who, length)
-        found = {} if score is None else {seed: reached(row, score) for seed, row in mine.items()}
+        found = {} if score is None else {seed: _reached(row, score) for seed, row in mine.items()}
         if found and None not in found.values():
             return {seed: seconds for seed, seconds in found.items() if seconds is not None}
     return {}
+
+
+def _reached(row: Row, score: float) -> float | None:
+    return reached(row["seconds"], row["scores"], score)
 
 
 def over_ddp(rows: Sequence[Row], task: str, rate: str, who: str) -> Spread | None:
@@ -154,7 +147,7 @@ def _cells(rows: Sequence[Row], mine: dict[int, Row]) -> list[object]:
     scores = [row["scores"][-1] for row in mine.values()]
     score = f"{fmean(scores):.3f}" + (f" ± {stdev(scores):.3f}" if len(scores) > 1 else "")
     aim = target(rows, task, rate)
-    took = [] if aim is None else [reached(row, aim) for row in mine.values()]
+    took = [] if aim is None else [_reached(row, aim) for row in mine.values()]
     reach = f"{median(t for t in took if t is not None):.1f}" if took and None not in took else "never"
     over = over_ddp(rows, task, rate, who) if reach != "never" else None
     return [

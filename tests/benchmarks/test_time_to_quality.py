@@ -17,7 +17,6 @@ from time_to_quality.judging import (
     launches,
     lines,
     over_ddp,
-    reached,
     target,
     times,
 )
@@ -84,13 +83,6 @@ def test_what_is_there_is_not_trained_again():
     assert list(launches(TASK, "gpt", rows, part)) == []
     [(rate, [told])] = launches(TASK, "gpt", rows[:-1], part)
     assert (rate, told["seed"]) == (UNSHAPED, 1)
-
-
-def test_a_score_is_reached_between_two_points_or_never():
-    course = {"seconds": [1.0, 2.0, 4.0], "scores": [5.0, 6.0, 2.0]}
-    assert reached(course, 5.0) == 1.0
-    assert reached(course, 4.0) == 3.0
-    assert reached(course, 1.9) is None
 
 
 def test_the_target_is_the_mean_of_ddp_and_its_deviation():
