@@ -1,4 +1,4 @@
-"""Whatever the public API is given, it is right, or refused in one line that names the argument."""
+"""The public API accepts an argument if it is right, or refuses it in one line that names the argument."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ METHODS = {
     ],
     "Sampler": ["set_epoch"],
 }
-"""Those that a training script calls on what it has made, and that take more than objects."""
+"""Methods that a training script calls on our objects, and that take more than objects."""
 SAID_AS = {"data": "samples", "per_step": "peers", "start": "samples consumed"}
-"""Where a line names an argument by what it means."""
+"""Arguments that a line names by their meaning."""
 LONG = "x" * 5000
 LONGEST = 1200
-"""Characters of a line."""
+"""The largest number of characters of a line."""
 VALUES: tuple[Any, ...] = (
     "4", "no", LONG, 2.5, 2.0, True, -1, 0, 10**30, math.nan, math.inf, -math.inf, None, int, [], [1, "x"],
     {}, b"4", object(), np.ones(2), torch.ones(2), np.float64("nan"), torch.tensor(True),
@@ -58,7 +58,7 @@ NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating),
 
 
 class Scene:
-    """What is right for the arguments that have to be given, by their names."""
+    """Right values for the required arguments, by their names."""
 
     def __init__(self, topology: Topology, folder: Path) -> None:
         net = make_model()
@@ -84,7 +84,7 @@ class Scene:
         self.momentum, self.lr, self.max_norm, self.steps_per_epoch, self.rule = 0.9, 0.1, 1.0, 100, "linear"
 
     def of(self, name: str, key: str) -> Any:
-        """The right value of a callable's argument."""
+        """Return the right value for an argument of the callable `name`."""
         if name == "probe" and key in ("model", "optimizer"):
             return {"model": lambda: nn.Linear(3, 2), "optimizer": optim.SGD}[key]
         if name == "muon" and key == "model":
@@ -128,7 +128,10 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def may_be(kind: Any, value: Any) -> bool:
-    """Whether a value could be meant so: it is right, or refused for its size, as -1 of a count."""
+    """Return True if `value` may be meant for `kind`.
+
+    Such a value is right, or it is refused only for its size, as -1 is for a count.
+    """
     kind, inner = get_origin(kind) or kind, get_args(kind)
     if kind is Any or isinstance(kind, TypeVar):
         return True
@@ -156,7 +159,7 @@ def may_be(kind: Any, value: Any) -> bool:
 
 
 def refused(call: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
-    """The line of a `UserError`; nothing else may come."""
+    """Return the line of the `UserError`, or None if there is none. Other exceptions are not caught."""
     try:
         call(**arguments)
     except UserError as error:
@@ -171,13 +174,13 @@ def cases(name: str) -> Iterator[tuple[str, Any, bool]]:
         kinds = kinds_of(parameter.annotation)
         for value in VALUES:
             if isinstance(value, type) and any(get_origin(kind) is Callable for kind in kinds):
-                continue  # it may be called: what it makes of it is its own
-            nan = key == "loss" and isinstance(value, float)  # of a training that diverges
+                continue  # a class is callable, and so it may be right
+            nan = key == "loss" and isinstance(value, float)  # a training that diverges has such a loss
             yield key, value, nan or any(may_be(kind, value) for kind in kinds)
 
 
 def given_to(name: str, scene: Scene) -> dict[str, Any]:
-    """What has to be given; a scaler is one for the CPU."""
+    """Return the required arguments of a call. A scaler is one for the CPU."""
     named = [
         p.name
         for p in signature_of(name).parameters.values()
@@ -189,10 +192,10 @@ def given_to(name: str, scene: Scene) -> dict[str, Any]:
 
 
 def without_mpi(world: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`init` takes these ranks, and a probe that may begin does nothing."""
+    """Make `init` use these ranks, and make a probe do nothing."""
     mpi = SimpleNamespace(world=lambda timeout=600.0: world)
     monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
-    monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # or its import starts MPI
+    monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # otherwise its import starts MPI
     monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
     monkeypatch.setattr(own, "probe_groups", lambda *_, **__: None)
 
@@ -214,14 +217,14 @@ def test_every_argument_of_every_call(
         if line is None:
             return None if possible else "taken"
         named = key in line or SAID_AS.get(key, key) in line
-        if not possible:  # by the call itself, and by nobody whom it calls
+        if not possible:  # the call itself must refuse it, not a function that it calls
             named = line.startswith(f"{name.rpartition('.')[2]}: {key} = ")
         return None if named and "\n" not in line and len(line) <= LONGEST else line
 
     def sweep(world: Communicator) -> list[str]:
         without_mpi(world, monkeypatch)
         topology = form(world)
-        # Called as it should be, `shard` has torch make the default group of this process.
+        # If it is called correctly, `fully_shard` makes torch create the default group of this process.
         tried = [case for case in cases(name) if name != "fully_shard" or not case[2]]
         found = [(key, value, fault(topology, key, value, possible)) for key, value, possible in tried]
         return [f"{key} = {value!r:.40}: {told}" for key, value, told in found if told is not None]

@@ -1,4 +1,4 @@
-"""The fingerprints of trainings: the same each time, other ones of another training."""
+"""The fingerprint of a training is the same each time, and another training has another one."""
 
 from __future__ import annotations
 

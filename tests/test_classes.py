@@ -1,9 +1,8 @@
-"""Abstract or final: no class overrides what another has made, and nobody asks of which class something is.
+"""Classes are abstract or final: none overrides a method of another, and no code asks for an object's class.
 
-To change what a class does, one goes around it; what may be done with an object its protocol says, which is
-asked for by that (`isinstance(part, Stateful)`), or an abstract class with several below it. Exceptions are
-raised to be told apart by class, and values of a job file, and those of `Waits`, are of several kinds: they
-may be asked for.
+To change what a class does, wrap it. A protocol says what can be done with an object, and code may ask for
+it (`isinstance(part, Stateful)`). Code may also ask for an abstract class with several subclasses, for the
+class of an exception, and for the kinds of values of a job file and of `Waits`.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ ASKED: Mapping[tuple[str, str], str] = {
     ("performance/comparing.py", "Config"): SAME,
     ("train/elastic_run.py", "Batches"): "an assertion",
 }
-"""By file and class: why it is asked for. The list only gets shorter."""
+"""For each file and class, the reason why the file asks for it. Entries may only be removed."""
 FREE = ("config/", "errors.py")
 VALUES = "core/waits.py"
-"""Its classes are the kinds of one value, and data alone: who plays it tells them apart by `match`."""
+"""Its classes are the kinds of one value and contain data only. Code distinguishes them by `match`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def is_abstract(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 class Package:
-    """All modules of a tree, and what names in them mean."""
+    """All modules of a tree, and the classes that their names refer to."""
 
     def __init__(self, root: Path) -> None:
         files = sorted((root / "hpcsgd").rglob("*.py"))
@@ -106,7 +105,7 @@ class Package:
         }
 
     def named(self, file: str, name: str) -> Class | None:
-        """The class of the package that `name`, perhaps with a module before it, is in `file`."""
+        """Return the class of hpcsgd that `name` means in `file`, or None. A module may precede the name."""
         if name in self._own[file]:
             return self._own[file][name]
         first, _, rest = name.partition(".")
@@ -145,7 +144,7 @@ def read(root: Path) -> Package:
 
 
 def overriding(root: Path) -> list[str]:
-    """Methods that another class of the package has made before."""
+    """Return the methods that override a method of another class of the package."""
     package = read(root)
     return [
         f"{each.file}: {each.node.name}.{name} overrides {other.node.name}"
@@ -158,7 +157,7 @@ def overriding(root: Path) -> list[str]:
 
 
 def asking(root: Path) -> set[tuple[str, str]]:
-    """Files with the class of the package that they ask for, outside of those that may."""
+    """Return the files that ask for a class of the package without permission, each with that class."""
     package = read(root)
     found: set[tuple[str, str]] = set()
     for file, tree in package.trees.items():

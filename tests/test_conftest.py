@@ -1,4 +1,4 @@
-"""`run` itself: the same answers whether ranks are threads or processes."""
+"""The fixture `run` gives the same results whether ranks are threads or processes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_it():
 @pytest.mark.slow
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core has one thread anyway")
 def test_a_rank_has_one_thread_whoever_starts_pytest(tmp_path):
-    """Also in torch's and numpy's own libraries, and in what a test starts."""
+    """This includes the libraries of torch and numpy, and programs that a test starts."""
     pytest.importorskip("threadpoolctl")
     (tmp_path / "test_it.py").write_text(ONE_THREAD)
     pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
@@ -104,7 +104,7 @@ def test_a_rank_has_one_thread_whoever_starts_pytest(tmp_path):
 
 
 def pytest_on(n, *options, folder):
-    """A pytest of `n` processes on the tests in `folder`, with our fixtures; it has ended."""
+    """Run pytest in `n` processes on the tests in `folder`, with our fixtures, until it has ended."""
     launcher = [programs.mpiexec(), "-n", str(n)] if n > 1 else []
     pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
     return programs.run(
@@ -182,7 +182,7 @@ def test_no_launch_hangs(ending, tmp_path):
         f"import os, time, pytest, ranks\n\nranks.GRACE = 3.0\n\n"
         f"@pytest.mark.ranks(2)\ndef test_it(run):\n    {body}\n"
     )
-    patience = 5 if message == "Timeout" else 50  # whoever waits for another rank keeps a core busy
+    patience = 5 if message == "Timeout" else 50  # a rank that waits for another one keeps a core busy
     done = pytest_on(2, "--with-mpi", f"--timeout={patience}", folder=tmp_path)
     assert done.returncode != 0
     assert message in done.stdout + done.stderr

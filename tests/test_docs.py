@@ -1,4 +1,4 @@
-"""The pages about the code keep up with it: paths exist, the picture of the rooms is the contract's."""
+"""The pages about the code agree with it: paths exist, and the diagram of packages is the contract's."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ENTRY = re.compile(r"^- \*\*.*(?:\n  .*)*", re.MULTILINE)
 
 
 def lost(text: str, folder: Path) -> list[str]:
-    """Paths that a page in this folder names or links to and that are not there."""
+    """Return the paths that a page in `folder` names or links to and that do not exist."""
     named = [path for path in NAMED.findall(text) if not (ROOT / path).exists()]
     return named + [path for path in LINKED.findall(text) if not (folder / path).exists()]
 
 
 def half_told(text: str) -> list[str]:
-    """Entries of the glossary without a home, or without what they are not."""
+    """Return the entries of the glossary that lack a path of the code or a contrast with another term."""
     return [
         entry
         for entry in ENTRY.findall(text)
@@ -30,13 +30,13 @@ def half_told(text: str) -> list[str]:
 
 
 def drawn(text: str) -> list[set[str]]:
-    """The rooms of the first picture, line by line."""
+    """Return the packages in the first diagram, line by line."""
     picture = text.split("```text\n")[1].split("```", maxsplit=1)[0]
     return [set(line.split("  ")[0].split(" · ")) for line in picture.splitlines()]
 
 
 def agreed() -> list[set[str]]:
-    """Those of the contract that have come into being."""
+    """Return the packages of the contract, layer by layer, without `__main__`."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [set(re.findall(r"\w+", layer)) for layer in contracts[0]["layers"]]
     return [layer for layer in layers if layer != {"__main__"}]

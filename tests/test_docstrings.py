@@ -1,7 +1,7 @@
-"""What help() says of every public name is complete, and its examples run; a planted gap is found.
+"""The docstring of every public name is complete, and its examples run. A planted gap is found.
 
-Examples run on four ranks, threads here, as 2 groups of 2. All of them go through an example, and what it
-shows is compared on rank 0: so examples show values and print nothing.
+Examples run on four ranks, which are threads here, as 2 groups of 2. All ranks execute an example, and its
+output is compared on rank 0. Therefore examples show values and print nothing.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ NO_PAPER = {
     "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "keep_state", "equal_batches",
     "load", "outer_schedules.piecewise", "save",
 }  # fmt: skip
-"""They do what no paper had to say."""
+"""Names that need no reference to a paper."""
 PROTOCOLS = (
     Adapting, averager.Averager, method.HoldsModel, optional.Composed, optional.Late, optional.Prepares,
     optional.Stateful, optional.Wrapping, step.GroupGradReduce, step.QuantizedGather,
     Feedback, Foreseeing, WithMemory, Partition, Rounding, WithSearch, Selection, WithCommOps, Separable,
     Sparsifier, hpcsgd.graphs.Graph,
 )  # fmt: skip
-"""What their members do is said there, once, and not again in every class that has them."""
+"""Protocols that document their members, so that classes with these members need not."""
 SAMPLES = 64
 OF_PROCESSES = {"fully_shard"}
-"""torch.distributed knows no ranks that are threads."""
+"""Names whose examples need processes, because torch.distributed does not support ranks that are threads."""
 
 
 def faults(name: str, documented: Any) -> list[str]:
-    """What is missing in the docstring of a function or a class, and in those of the class's members."""
+    """Return what is missing in the docstring of a function or a class, and in those of its members."""
     text = inspect.cleandoc(documented.__doc__ or "")
     parts = sections(text)
     found = [] if SUMMARY.fullmatch(text.split("\n")[0]) else ["no summary of one line"]
@@ -99,7 +99,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def arguments(documented: Any) -> list[inspect.Parameter]:
-    """Those that a caller can name; of a class, if the class says what it takes."""
+    """Return the arguments that a caller can name. A class has some only if it defines `__init__`."""
     if isinstance(documented, type) and documented.__init__ in (object.__init__, ValueError.__init__):
         return []
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -127,7 +127,7 @@ def missing(argument: inspect.Parameter, parts: Mapping[str, str]) -> str | None
 
 
 def written(default: Any) -> str:
-    """As a user would write it; nothing where that is too long."""
+    """Return the default as a user would write it, or an empty string where that is too long."""
     if isinstance(default, types.FunctionType):
         return default.__name__
     plain = isinstance(default, int | float | str | tuple | None) or dataclasses.is_dataclass(default)
@@ -135,7 +135,7 @@ def written(default: Any) -> str:
 
 
 def faults_of_members(documented: type) -> Iterator[tuple[str, str]]:
-    """Methods and properties of ours, in the class and those above it."""
+    """Yield the faults of methods and properties of hpcsgd, in the class and in its base classes."""
     told_elsewhere = {member for protocol in PROTOCOLS for member in told_by(protocol, documented)}
     ours = [kind for kind in documented.__mro__ if kind.__module__.startswith("hpcsgd.")]
     for name in dict.fromkeys(name for kind in ours for name in vars(kind)):
@@ -152,13 +152,13 @@ def faults_of_members(documented: type) -> Iterator[tuple[str, str]]:
 
 
 def function(member: Any) -> types.FunctionType | None:
-    """What a method or property of a class is made of."""
+    """Return the function of a method or property, or None."""
     made_of = getattr(member, "fget", None) or getattr(member, "__func__", member)
     return made_of if isinstance(made_of, types.FunctionType) else None
 
 
 def told_by(protocol: type, documented: type) -> set[str]:
-    """The protocol's members, where the class has all its methods."""
+    """Return the members of the protocol if the class has all its methods, or else an empty set."""
     kinds = [kind for kind in protocol.__mro__ if kind.__module__.startswith("hpcsgd.")]
     members = {name: value for kind in kinds for name, value in vars(kind).items() if name[0] != "_"}
     methods = [name for name, value in members.items() if isinstance(value, types.FunctionType)]
@@ -176,15 +176,15 @@ here = threading.local()
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`hpcsgd.init()` finds the ranks of the example, and does not start MPI."""
+    """Make `hpcsgd.init()` use the ranks of the example, without starting MPI."""
     mpi = types.SimpleNamespace(world=lambda timeout=0.0: here.world)
     monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
-    monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # or its import starts MPI
+    monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # otherwise its import starts MPI
     monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
 
 
 def run_on(world: Communicator, example: doctest.DocTest, folder: Path) -> str:
-    """What doctest complains of, on rank 0; other ranks have to go through the same."""
+    """Return what doctest reports on rank 0. The other ranks execute the same code."""
     here.world = world
     given = {name: value for name, value in example.globs.items() if not name.startswith("__")}
     names = setting(world) | {"folder": folder} | given
@@ -208,7 +208,7 @@ def start() -> nn.Module:
 
 
 def setting(world: Communicator) -> dict[str, Any]:
-    """What the docstring of hpcsgd promises to examples, besides the libraries."""
+    """Return the names that examples may use, which the docstring of hpcsgd promises."""
     model, criterion = copy.deepcopy(start()), nn.CrossEntropyLoss()
     generator = torch.Generator().manual_seed(2)
     data = TensorDataset(
@@ -257,8 +257,10 @@ def imported(file: Path) -> list[ast.alias]:
 
 
 def test_each_public_name_is_written_down_once() -> None:
-    """In the stub, which type checkers read: there a name is public only as `from … import x as x`. Of
-    methods it says `*`, and they stand so in the `__init__.py` of their package."""
+    """Type checkers read the stub, where a name is public only as `from … import x as x`.
+
+    For methods the stub has `*`, and the `__init__.py` of their package has the names in this form.
+    """
     stub, methods = Path(hpcsgd.__file__).with_suffix(".pyi"), Path(hpcsgd.__file__).parent / "methods"
     aliases = [alias for alias in imported(stub) if alias.name != "*"]
     assert len(imported(stub)) == len(aliases) + 1

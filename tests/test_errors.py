@@ -1,4 +1,4 @@
-"""Warnings are suppressed in one thread without being brought back by another; what is counted is told."""
+"""One thread that suppresses warnings does not restore those of another; messages contain correct counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.errors import count_text, without_warnings
 
 
 def test_two_threads_do_not_bring_back_each_others_warnings():
-    """The second one asks while the first is inside, and stays when the first has left."""
+    """The second thread suppresses warnings while the first one does, and ends after the first one."""
     inside, warned = threading.Event(), []
     before = list(warnings.filters)
 
@@ -27,7 +27,7 @@ def test_two_threads_do_not_bring_back_each_others_warnings():
         with without_warnings():
             inside.set()
             other.start()
-            other.join(0.1)  # without the lock it would be inside, too
+            other.join(0.1)  # without the lock the second thread would be inside, too
 
     other = threading.Thread(target=second)
     first = threading.Thread(target=begin)

@@ -1,4 +1,4 @@
-"""The server that tests start their programs from: a program has the files that were sent, and no other's."""
+"""The server that starts programs for tests: a program has the files that were sent for it, and no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 class Client:
-    """Asks, as forked.py does, for a program that prints how many of the forty files it was sent are open."""
+    """A client that asks, as forked.py does, for a program that prints how many of forty files are open."""
 
     def __init__(self, folder: Path) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -41,18 +41,18 @@ class Client:
         os.close(writing)
 
     def open_files(self) -> int:
-        self._connection.recv(64)  # it has been forked
+        self._connection.recv(64)  # the program has been forked
         return int(os.read(self._printed, 64))
 
     def close(self) -> None:
-        """Go away, as one that is killed."""
+        """Close the connection, as if this client had been killed."""
         self._connection.close()
         os.close(self._printed)
 
 
 @pytest.mark.slow
 def test_a_client_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
-    """The next would close its socket at last, whatever has that number by then: the one to mpiexec, say."""
+    """Otherwise the next program would close the old socket's number, which another file may have by then."""
     (tmp_path / "open.py").write_text(OPEN)
     server = fork_server(tmp_path / "server")
     try:
@@ -62,7 +62,7 @@ def test_a_client_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> 
             server.send_signal(signal.SIGSTOP)
             client.close()
             client = Client(tmp_path)
-            server.send_signal(signal.SIGCONT)  # hears of the one that went and of the next at once
+            server.send_signal(signal.SIGCONT)  # it learns of the lost client and of the next one at once
             assert client.open_files() == 40
         client.close()
     finally:

@@ -1,6 +1,6 @@
-"""What can be checked of how hpcsgd writes English: first lines of docstrings, and words that are gone.
+"""Checks of the language in hpcsgd: the first lines of docstrings, and words that are no longer used.
 
-`python tests/test_language.py FILE …` prints what is wrong in files.
+`python tests/test_language.py FILE …` prints the faults in files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ GONE = re.compile(
     r"|wish(?:e[sd])?|hands?|dealt|whoever|whose turn|parcels?|ledgers?)(?![\w`])",
     re.IGNORECASE,
 )
-"""Words for which `CONTRIBUTING.md` has others."""
+"""Words that `CONTRIBUTING.md` replaces by others."""
 OF_HDF5 = re.compile(r"hpcsgd/(data|files)/.*|hpcsgd/checkpoint/(folder|tree|writer)\.py")
-"""Here a chunk is one of HDF5."""
+"""Files in which a chunk is one of HDF5."""
 FIRST = frozenset({"Of", "Likewise", "It", "That", "Whether"})
 TO_DO: frozenset[str] = frozenset()
 """Files that still have to be rewritten. None may be added."""
@@ -56,7 +56,7 @@ def of_first_line(line: str) -> Iterator[str]:
 
 
 def written(text: str) -> Iterator[tuple[int, str]]:
-    """Comments, and strings that are sentences, with their lines."""
+    """Yield the comments, and the strings that are sentences, with their line numbers."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT or (token.type in STRINGS and " " in token.string.strip()):
             for number, line in enumerate(token.string.split("\n"), token.start[0]):

@@ -16,7 +16,7 @@ TABLE = {"short": len, "other": repr}
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder, out of which modules can be imported."""
+    """Make an empty folder the current one, and make its modules importable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     before = set(sys.modules)
@@ -116,7 +116,7 @@ def test_what_breaks_a_known_function_is_told(arguments: dict[str, Any], message
     with pytest.raises(UserError) as caught:
         call_named("Adam", torch.optim.Adam, table, arguments, [torch.nn.Parameter(torch.zeros(1))])
     assert str(caught.value).startswith(message)
-    with pytest.raises((LookupError, TypeError)) as raised:  # a user's own tells more by its traceback
+    with pytest.raises((LookupError, TypeError)) as raised:  # for a user's own error the traceback says more
         call_named("mine:Adam", torch.optim.Adam, table, arguments, [torch.nn.Parameter(torch.zeros(1))])
     given = ", ".join(f"{key} = {value!r}" for key, value in arguments.items())
     assert raised.value.__notes__ == [f"mine:Adam was called with {given}, as the job file says"]

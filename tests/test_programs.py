@@ -1,4 +1,4 @@
-"""Programs that tests start read nothing of theirs, end in time, and what they printed is told."""
+"""Programs that tests start do not read the tests' input, end in time, and errors contain their output."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import programs
 
 WAITS = "echo printed; echo ready >&2; exec sleep 60"
-"""When it is ready it has printed."""
+"""A program that has printed a line before it reports that it is ready."""
 LEAVES = "sleep 60 & echo $!; echo ready >&2; wait"
-"""What it has started stays when it is killed alone."""
+"""A program that starts another one, which survives if only the first is killed."""
 
 
 def waiting(program: str = WAITS, **how: Any) -> programs.Running:
@@ -60,7 +60,7 @@ def test_what_was_printed_before_the_time_was_up_is_told():
 
 
 def test_what_a_program_has_started_is_not_waited_for(monkeypatch):
-    """It keeps the output open, and has not ended."""
+    """The other program keeps the output open and has not ended."""
     monkeypatch.setattr(programs, "GRACE", 0.05)
     process = waiting(LEAVES)
     with pytest.raises(programs.TimedOut) as failed:
@@ -85,7 +85,7 @@ def test_a_session_of_its_own_is_killed_with_a_program():
 
 
 def test_an_interrupted_wait_tells_what_was_printed(monkeypatch):
-    """As when the time of the whole test is up."""
+    """The wait is interrupted, for example, when the time of the whole test is up."""
     process = waiting()
 
     def interrupted(*_: object) -> None:
@@ -113,7 +113,7 @@ def test_a_program_that_has_ended_can_be_killed():
 
 
 def test_an_mpiexec_does_not_die_of_what_its_ranks_no_longer_read(tmp_path):
-    """Hydra writes to rank 0 when stdin ends; this script writes to a pipe that nobody reads."""
+    """Hydra writes to rank 0 when stdin ends. This script writes to a pipe that nobody reads."""
     script = tmp_path / "mpiexec"
     script.write_text("#!/bin/sh\n(exec 3>&1; sleep 0.1; echo late >&3; echo $? >&2) | true\n")
     script.chmod(0o755)

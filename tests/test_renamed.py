@@ -1,4 +1,4 @@
-"""Names that were changed: whoever uses an old one is told the new one."""
+"""Names that were changed: an error about an old name contains the new one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NEEDED = (
     '[data]\npath = "a.h5"\ngroup_batch_size = 4\n[model]\nname = "mlp"\n'
     '[method]\nname = "bsp"\n[optimizer]\nlr = 0.1\n'
 )
-"""Keys without which there is no job file."""
+"""The keys that every job file needs."""
 
 
 def options() -> set[str]:
-    """The names of all commands' arguments."""
+    """Return the names of the arguments of all commands."""
     commands = [app[name].default_command for name in app if not name.startswith("-")]
     return {name for command in commands if command for name in inspect.signature(command).parameters}
 
@@ -38,7 +38,7 @@ def test_no_old_name_is_a_public_name() -> None:
 
 
 def test_public_names_exist() -> None:
-    """Entries that begin with a capital name classes."""
+    """Entries that begin with a capital letter are names of classes."""
     for names in RENAMED.values():
         for name in names:
             assert not name[0].isupper() or name in hpcsgd.__all__, name
@@ -91,7 +91,7 @@ def test_values_of_keys_exist() -> None:
 
 
 def test_new_names_exist() -> None:
-    """As public names, arguments of public functions, keys of job files, their values, or flags."""
+    """They are public names, arguments of public functions, keys of job files, their values, or flags."""
     functions = [getattr(hpcsgd, name) for name in hpcsgd.__all__ if callable(getattr(hpcsgd, name))]
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
     of_files = {part for path in keys(Config) for part in path.split(".")}

@@ -1,7 +1,7 @@
-"""Sections of a job file reach the functions that use them, not the whole `Config`.
+"""Functions take the sections of a job file that they use, not the whole `Config`.
 
-A function that reads one section alone takes that section: its signature then says what it depends on, and a
-test of it needs no job file.
+If a function reads only one section, it takes that section. Its signature then says what it depends on, and
+a test of it needs no job file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FREE = "config/"
 
 
 def takers(root: Path) -> list[str]:
-    """Functions that are given a whole `Config` and read one section of it."""
+    """Return the functions that take a whole `Config` and read one section of it."""
     return [
         f"{path.relative_to(root / 'hpcsgd')}: {function.name} takes all of `{name}` for its {section}"
         for path in sorted((root / "hpcsgd").rglob("*.py"))
@@ -34,7 +34,7 @@ def _configs(function: ast.FunctionDef) -> list[str]:
 
 
 def _only_section(function: ast.FunctionDef, name: str) -> str | None:
-    """The section of the argument `name`, where the function uses one of its sections and nothing else."""
+    """Return the section of the argument `name` if the function uses one section of it and nothing else."""
     nodes = list(ast.walk(function))
     uses = sum(isinstance(x, ast.Name) and x.id == name for x in nodes)
     read = [

@@ -1,4 +1,4 @@
-"""What the launcher started becomes a job, and what has to be loaded for that."""
+"""The ranks that a launcher started become a topology, and only the necessary modules are loaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_without_a_launcher_it_is_one_rank(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["graphs", "outer_schedules", "quantizers"])
 def test_a_public_module_is_there_on_its_first_use(name: str) -> None:
-    """Before any other name has imported it."""
+    """No other name has imported the module before."""
     done = programs.run([sys.executable, "-c", f"import hpcsgd; print(hpcsgd.{name}.__name__)"])
     assert done.stdout.endswith(f".{name}\n")
 
@@ -97,7 +97,7 @@ print(*[len(batch) for batch in loader])
 
 @pytest.mark.slow
 def test_a_method_loads_no_groups() -> None:
-    """Nor what only they need: torch itself may have loaded some of that."""
+    """It also loads none of the modules that only groups need, except those that torch itself has loaded."""
     code = (
         "import sys, torch; before = set(sys.modules); import hpcsgd; hpcsgd.hierarchical, "
         "hpcsgd.ensemble_sync; "
@@ -111,7 +111,7 @@ def test_a_method_loads_no_groups() -> None:
 
 @pytest.mark.slow
 def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
-    """But what torch has loaded by itself; and none is made."""
+    """Modules that torch itself has loaded do not count."""
     code = (
         "import sys, torch; before = set(sys.modules); import hpcsgd; from hpcsgd.comm import threads; "
         "from hpcsgd.start import form_as_launched; "
@@ -129,7 +129,7 @@ def test_a_script_asks_for_a_transport(monkeypatch: pytest.MonkeyPatch) -> None:
         mpi = SimpleNamespace(world=lambda timeout: world)
         monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
         monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
-        monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # or its import starts MPI
+        monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # otherwise its import starts MPI
         init(device_backend={"inter_group": "gpu-mpi"})
 
     with pytest.raises(JobError, match=r"^device_backend inter_group = 'gpu-mpi': did you mean 'gpu_mpi'\?"):

@@ -1,4 +1,4 @@
-"""The shape of the code as CONTRIBUTING has it. Each check is shown a tree that it must refuse."""
+"""The structure of the code follows CONTRIBUTING.md. Each check must refuse a made-up tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 LONGEST = 300
 SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
 NAMELESS = re.compile(r"(^|_)(utils?|helpers?|misc|common)($|_)")
-# A path somebody's machine has: in a default it works for its author only.
+# A path on somebody's machine. As a default it works only for its author.
 ABSOLUTE = re.compile(r"""["'](/(home|root|work|Users|scratch|data|mnt)/[^"']*|~/[^"']*)["']""")
 
 _NAMES = r"(cuda|xpu|mps|accelerator|Stream|Event)\b"
@@ -27,7 +27,7 @@ DOORS = ("hpcsgd/comm/streams.py", "hpcsgd/kernels/cuda.py")
 
 _READS = r"(?<!\w)(pickle|cloudpickle|dill|joblib|marshal|shelve)\b(?=[.\s]|$)"
 _BETWEEN = r"comm\.(all)?(bcast|gather|scatter|reduce|alltoall|send|recv|sendrecv)\((?!.*\.wait\(\))"
-"""Of mpi4py, with objects; what has to be waited for is a transport of ours."""
+"""Calls of mpi4py that send objects. A call whose result is waited for is one of our communicators."""
 _TORCH = r"\btorch\.load\((?!.*weights_only=True)|\bnp\.load\((?!.*allow_pickle=False)|\bFileSystemReader\("
 PICKLES = re.compile(rf"^\s*(import|from) {_READS}|{_BETWEEN}|{_TORCH}|weights_only=False|allow_pickle=True")
 UNPICKLING = {
@@ -38,9 +38,7 @@ UNPICKLING = {
     "hpcsgd/comm/mpi.py": "between ranks of one job",
     "hpcsgd/comm/threads.py": "between ranks that are threads",
 }
-"""Where objects are unpickled, and why that is nobody else's word; docs/security.md says the same."""
-
-"""They start a program, too."""
+"""Files that unpickle objects, and why no outsider can write the data; docs/security.md says the same."""
 
 
 def sources(root: Path) -> Iterator[Path]:
@@ -54,7 +52,7 @@ def too_long(root: Path) -> list[str]:
 
 
 def misnamed(root: Path) -> list[str]:
-    """Files and folders whose name does not say what is in them."""
+    """Return the files and folders whose names do not describe what is in them."""
     paths = [path.relative_to(root) for path in sources(root)]
     return [str(p) for p in paths if any(NAMELESS.search(part) for part in p.with_suffix("").parts)]
 
@@ -69,7 +67,7 @@ def absolute_paths(root: Path) -> list[str]:
 
 
 def outside_the_door(root: Path) -> list[str]:
-    """Where streams, events and kinds of devices are asked for by torch's names for them."""
+    """Return the lines that use torch's names for streams, events and kinds of devices."""
     return [
         f"{path.relative_to(root)}:{number}: {found[0]}"
         for path in sources(root)
@@ -80,7 +78,10 @@ def outside_the_door(root: Path) -> list[str]:
 
 
 def unpickling(root: Path) -> dict[str, str]:
-    """The files that may run what somebody else wrote into a file or a message, and the first such line."""
+    """Return the files that may run what somebody else wrote into a file or a message.
+
+    For each file, return the first such line.
+    """
     found: dict[str, str] = {}
     for path in sources(root):
         for line in path.read_text().splitlines() if path.suffix == ".py" else []:
@@ -90,7 +91,7 @@ def unpickling(root: Path) -> dict[str, str]:
 
 
 def told_by_launchers(root: Path) -> list[str]:
-    """Where a variable that a launcher leaves is named, but in the table of them."""
+    """Return the lines outside the table of launchers that name a variable of a launcher."""
     names = {name for launcher in LAUNCHERS for name in launcher.variables}
     named = re.compile("|".join(rf"\b{name}\b" for name in sorted(names)))
     return [
@@ -103,18 +104,18 @@ def told_by_launchers(root: Path) -> list[str]:
 
 
 def starting(root: Path) -> list[str]:
-    """Where tests start a program by themselves, without the limits that `programs` sets to all."""
+    """Return the lines where tests start a program without the limits that `programs` sets for all."""
     return [
         f"{path.relative_to(root)}:{line}: {what}"
         for path in sorted((root / "tests").rglob("*.py"))
         if path.name
-        not in {"programs.py", "test_supervisor.py"}  # the second one stands in for the product's own
+        not in {"programs.py", "test_supervisor.py"}  # the second one replaces hpcsgd's own start
         for line, what, _ in program_starts(path)
     ]
 
 
 def lint_imports(root: Path) -> programs.Done:
-    """The contracts of pyproject.toml, over the package in `root`."""
+    """Check the package in `root` for the contracts of pyproject.toml."""
     call = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     return programs.run([sys.executable, "-c", call], cwd=root, check=False)
 
@@ -128,7 +129,7 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 
 
 def package(root: Path, files: dict[str, str]) -> Path:
-    """A made-up hpcsgd that stands under the project's own contracts."""
+    """Create a made-up hpcsgd with the project's own contracts."""
     shutil.copy(ROOT / "pyproject.toml", root)
     good = {
         "__init__.py": "",
@@ -325,7 +326,7 @@ def test_unpickling_is_found(tmp_path):
 
 
 def inheriting_stdin(root: Path) -> list[str]:
-    """Where a program is started that has our stdin: what is typed or piped there is not for it."""
+    """Return the lines that start a program with our stdin, whose content is not meant for that program."""
     return [
         f"{path.relative_to(root)}:{line}: {what}"
         for path in sources(root)

@@ -1,4 +1,4 @@
-"""What a tier runs, and that what tests leave behind is found."""
+"""The tests that a tier runs, and the search for what tests leave behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from brief import brief
 
 @dataclass(eq=False)
 class Item:
-    """As much of a pytest item as `brief` looks at."""
+    """The parts of a pytest item that `brief` reads."""
 
     nodeid: str
     params: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Each private name of torch is there and means what we take it to mean; no other file than ours uses one."""
+"""Each private name of torch exists and means what we assume; no file other than ours uses one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pythons import python
 ROOT = Path(__file__).parents[1]
 FILE = "hpcsgd/torch_private.py"
 OF_PYTHON = {"_DummyThread", "_exit", "_getframe", "_replace"}
-"""Private names that are not torch's: of os, sys, threading and named tuples."""
+"""Private names that are not torch's, but those of os, sys, threading and named tuples."""
 
 
 class Counting(Tensor):
@@ -157,7 +157,7 @@ def test_the_versions_of_modules_in_a_state_dict() -> None:
     torch_private.set_versions_of_modules(copy, {"": {"version": 1}})
     old = OrderedDict(without)
     torch_private.set_versions_of_modules(old, {"": {"version": 1}})
-    nn.BatchNorm1d(2).load_state_dict(old)  # of before there was a count of batches
+    nn.BatchNorm1d(2).load_state_dict(old)  # a state from before there was a count of batches
     torch_private.set_versions_of_modules(old, versions)
     with pytest.raises(RuntimeError, match="num_batches_tracked"):
         nn.BatchNorm1d(2).load_state_dict(old)
@@ -274,7 +274,7 @@ def memory_of_a_sharded_parameter() -> None:
     model: Any = fully_shard(nn.Linear(3, 2, bias=False), mesh=mesh)
     (kept,) = torch_private.sharded_params(model)
     (param,) = model.parameters()
-    model(torch.ones(1, 3))  # before its first use torch looks at the memory of its own again
+    model(torch.ones(1, 3))  # torch sets up the memory of parameters again before the first forward pass
     model.reshard()
     assert kept.sharded_param is param
     assert kept.pin_memory is False
@@ -302,7 +302,7 @@ IN_A_GROUP = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_A_GROUP)
 def test_what_needs_a_default_process_group(tmp_path: Path, name: str) -> None:
-    """In a process of its own: a process has one such group, which other tests would find."""
+    """The test has its own process: a process has one such group, which other tests would find."""
     programs.run(python(__file__, name, str(tmp_path / "store")))
 
 
@@ -321,7 +321,7 @@ def test_process_groups_take_vectors(group: Any) -> None:
 
 
 def test_process_groups_can_begin_messages_together_and_be_given_a_timeout(group: Any) -> None:
-    """Gloo has the names, and does nothing by them; NCCL's are tried on GPUs."""
+    """Gloo has the names but does nothing for them. NCCL's are tested on GPUs."""
     assert callable(group._start_coalescing)
     assert callable(group._end_coalescing)
     options = group._Options()
@@ -330,7 +330,7 @@ def test_process_groups_can_begin_messages_together_and_be_given_a_timeout(group
 
 
 def test_groups_give_up_late_and_tell_whose_message_came(tmp_path: Path) -> None:
-    done = threading.Event()  # until then nobody closes the connection
+    done = threading.Event()  # until then neither rank closes the connection
 
     def talk(rank: int) -> None:
         store = FileStore(str(tmp_path / "both"), 2)
@@ -355,7 +355,7 @@ def test_groups_give_up_late_and_tell_whose_message_came(tmp_path: Path) -> None
 
 
 def test_all_of_it_is_tried_here() -> None:
-    """A new function of `torch_private` has a test, or this fails."""
+    """This fails if a function of `torch_private` has no test."""
     own = ast.parse(Path(__file__).read_text())
     tried = {node.attr for node in ast.walk(own) if isinstance(node, ast.Attribute)}
     public = {name for name, x in vars(torch_private).items() if getattr(x, "__module__", "") == FILE_NAME}
@@ -368,7 +368,7 @@ FILE_NAME = torch_private.__name__
 
 
 def names_of_torch() -> set[str]:
-    """The private names that our one file uses, as attributes, strings, or methods that torch calls."""
+    """Return the private names that our one file uses: attributes, strings, and methods that torch calls."""
     tree = ast.parse((ROOT / FILE).read_text())
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {"_Hook", "_HOOKS", "_answer_scaler", "_unscaled"}
@@ -376,7 +376,10 @@ def names_of_torch() -> set[str]:
 
 
 def private(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
-    """Line, name, and whether an object other than `self` is asked for it; else it is a string or method."""
+    """Yield the line, the name, and whether code reads it from an object other than `self`.
+
+    Otherwise the name is a string or a method.
+    """
     for node in ast.walk(tree):
         asked = False
         match node:
@@ -399,13 +402,13 @@ def private(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
 
 
 def of_its_own(tree: ast.AST) -> set[str]:
-    """The attributes that classes of this file have, by which they may know others of their kind."""
+    """Return the attributes that classes of this file set on `self`, and may read from similar objects."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return {x.attr for x in nodes if isinstance(x.ctx, ast.Store) and ast.unparse(x.value) == "self"}
 
 
 def private_elsewhere(root: Path) -> list[str]:
-    """Where another file than ours asks an object for a private name, or has one of torch's that ours has."""
+    """Return where other files read a private name of an object, or contain one of torch's that ours uses."""
     of_torch = names_of_torch()
     found: list[str] = []
     for path in sorted((root / "hpcsgd").rglob("*.py")):

@@ -1,4 +1,4 @@
-"""A mistake before `init` ends a script as one after it does: all ranks, with one line."""
+"""A mistake before `init` ends a script like one after it: on all ranks, and with one line."""
 
 from __future__ import annotations
 

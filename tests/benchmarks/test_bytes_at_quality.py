@@ -1,4 +1,4 @@
-"""What `bytes_at_quality.py` trains, and what it makes of its rows."""
+"""What `bytes_at_quality.py` trains, and how it judges its rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row(
 
 
 def trained(who: str, shapes: tuple[int, ...], losses: Mapping[int, float]) -> list[dict[str, Any]]:
-    """All that is due, whose trial number i has the loss that is said."""
+    """Return the rows of all trainings that are due. Trial i has the loss `losses[i]`, or else 9."""
     rows: list[dict[str, Any]] = []
     trials = CONTESTANTS[who].trials
     for groups, seed, settings in due(rows, who, shapes, SEEDS, len(trials)):
@@ -60,7 +60,7 @@ def test_the_best_trial_is_that_of_the_same_groups():
     first, second = CONTESTANTS[DILOCO].trials[:2]
     rows = [row(DILOCO, 4, TUNED, first, 1.0), row(DILOCO, 4, TUNED, second, 2.0)]
     rows += [row(DILOCO, 8, TUNED, first, 3.0), row(DILOCO, 8, TUNED, second, 0.5)]
-    rows.append(row(DILOCO, 4, 1, second, 0.1))  # no trial
+    rows.append(row(DILOCO, 4, 1, second, 0.1))  # not a trial
     assert best(rows, DILOCO, 4) == first
     assert best(rows, DILOCO, 8) == second
     assert finals(rows, DILOCO, 4) == {}
@@ -76,7 +76,7 @@ def test_trainings_that_would_be_others_today_are_not_kept():
 
 def test_losses_are_compared_seed_by_seed():
     rows = trained(BSP, (4,), {0: 1.0}) + trained(DILOCO, (4,), {1: 1.5}) + trained(MULOCO, (4,), {2: 1.2})
-    del rows[-1]  # MuLoCo's seed 2: DiLoCo's has nothing to be compared with
+    del rows[-1]  # MuLoCo's seed 2: DiLoCo's seed 2 has nothing to be compared with
     next(r for r in rows if r["who"] == DILOCO and r["seed"] == 2)["test_loss"] = 100.0
     lines, goals = judged(rows)
     assert [line[:3] for line in lines] == [[4, BSP, 2], [4, DILOCO, 2], [4, MULOCO, 1]]
@@ -94,7 +94,7 @@ def test_bytes_that_are_not_those_of_the_formula_are_a_miss():
 
 
 def test_bytes_of_pier_are_those_of_both_of_its_parts():
-    """Of 4096 steps 384 are synchronous, a multiple of 64."""
+    """384 of the 4096 steps are synchronous, a multiple of 64."""
     bsp, diloco, pier = (
         foretold(FULL, start_of(FULL, 1), who, 4, CONTESTANTS[who].trials[0]) for who in (BSP, DILOCO, PIER)
     )

@@ -1,4 +1,4 @@
-"""What `crossover.py` makes of the model's lines and of the measured points, and what the docs say of it."""
+"""What `crossover.py` computes from predicted and measured points, and that the docs agree with it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_lines_fall_with_the_rate_to_computing_and_late_averages_are_lowest():
         assert len(seconds) == len(RATES)
         assert seconds == sorted(seconds, reverse=True)
         assert panel.seconds <= seconds[-1] < 1.02 * panel.seconds
-    # Where links are the limit, a step takes what they need for 2(P−1)/P·M numbers, or for an eighth of them.
+    # Where links are the limit, a step takes the time to send 2(P−1)/P·M numbers, or an eighth of them.
     least = 2 * 3 / 4 * 4 * 12 * 707**2 * 8 / RATES[0]
     assert by[SYNCHRONOUS][0] == pytest.approx(least, rel=0.05)
     assert by[LATE][0] == pytest.approx(least / 8, rel=0.05)

@@ -1,4 +1,4 @@
-"""What `ensemble.py --shares` says of runs that it did not make."""
+"""What `ensemble.py --shares` computes from made-up rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `goodput.py` counts as useful, who it kills, and what it would find wrong with a run."""
+"""The samples that `goodput.py` counts as useful, the ranks that it kills, and the errors that it finds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commit(t: int, counted: list[int], **more: Any) -> dict[str, Any]:
 
 
 def test_useful_are_the_samples_of_groups_that_counted():
-    """4 steps of three groups, 4 of two, one having died, none at the end of an epoch, 2 of all."""
+    """Three groups make 4 steps. After one died, two make 4. The end of an epoch adds none. All make 2."""
     events = [
         commit(4, [0, 1, 2]),
         {"event": "lost"},
@@ -98,7 +98,7 @@ def test_one_job_suffers_where_groups_do_not():
 
 @pytest.mark.slow
 def test_a_random_run_is_right():
-    """In a process of its own: forks of one that has computed with torch may refuse to."""
+    """The run has its own process, because forks of a process may fail if it has computed with torch."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         row = alone.submit(played, 1, 1, print).result()
     assert row["wrong"] == []
@@ -111,7 +111,7 @@ RATE = 0.5
 
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
-    """Two groups, one round of two steps of two samples, right."""
+    """Return the folder of a correct run of two groups: one round of two steps, each of two samples."""
     store = write_store(tmp_path / "small.h5")
     (tmp_path / "run").mkdir()
     import h5py

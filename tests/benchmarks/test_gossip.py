@@ -1,4 +1,4 @@
-"""AR-SGD by recursive doubling, beside which gossip is timed."""
+"""AR-SGD by recursive doubling, with which gossip is compared."""
 
 from __future__ import annotations
 

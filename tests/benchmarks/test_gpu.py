@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py` where there is no GPU, and what of it can be had on the CPU."""
+"""`benchmarks/gpu.py` without a GPU, and those of its parts that work on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of `benchmarks/gpu.py`: one that fails or hangs loses itself alone, and nothing of it is left."""
+"""Sections of `benchmarks/gpu.py`: one that fails or hangs affects no other and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print(run_limited([sys.executable, script], Path(log), timeout=float(timeout))[0
     ],
 )
 def test_nothing_is_left_of_a_section(then: str, timeout: float, told: str, tmp_path: Path) -> None:
-    """A child with a session of its own, as a rank of MPICH's, is killed, too; what it printed is kept."""
+    """A child in its own session, such as a rank of MPICH, is killed as well. Its output is kept."""
     (tmp_path / "section.py").write_text(CHILDREN.format(then=then))
     (tmp_path / "runner.py").write_text(RUNNER)
     log = tmp_path / "log.txt"
@@ -128,7 +128,7 @@ def test_what_a_stream_does_has_its_own_name() -> None:
 
 def test_the_device_is_given_more_to_do_where_it_waited_for_the_host(monkeypatch) -> None:
     class Event:
-        """One that has always happened."""
+        """An event that has always happened."""
 
         def __init__(self, enable_timing: bool) -> None: ...
         def record(self) -> None: ...
@@ -168,7 +168,7 @@ def test_tests_are_counted(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_section_is_rehearsed_without_a_gpu(tmp_path: Path) -> None:
-    """The shortest of them, on the test device where there is one."""
+    """Rehearse the shortest section, on the test device if there is one."""
     words = ["--rehearse", "--only", "overlap", "--out", str(tmp_path)]
     done = programs.run(python(str(BENCHMARKS / "gpu.py"), *words), timeout=500)
     assert "overlap" in done.stdout
@@ -179,7 +179,7 @@ def test_a_section_is_rehearsed_without_a_gpu(tmp_path: Path) -> None:
 
 
 def test_a_picture_of_two_steps_is_drawn(tmp_path: Path) -> None:
-    """What a GPU alone has: kernels and copies on streams of their own."""
+    """The trace contains what only a GPU has: kernels and copies on separate streams."""
     seen = [
         {**event("gemm", 10, 20, "kernel"), "args": {"stream": 7}},
         {**event("Memcpy DtoH (Device -> Pinned)", 15, 10, "gpu_memcpy"), "args": {"stream": 13}},

@@ -1,4 +1,4 @@
-"""What `guard.py` trains, and what it makes of its rows."""
+"""What `guard.py` trains, and how it judges its rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def row(case: str, seed: int, loss: float) -> dict[str, Any]:
 
 
 def test_losses_are_compared_seed_by_seed():
-    """The median counts; the order of the rows does not."""
+    """The median counts, and the order of the rows does not matter."""
     rows = [row(WITHOUT, seed, float(seed)) for seed in (3, 1, 2)]
     rows += [row(GUARDED, seed, 1.02 * seed) for seed in (1, 2)] + [row(GUARDED, 3, 3.0)]
     rows += [row(PLAIN, seed, 2.0 * seed) for seed in (1, 2, 3)]
@@ -46,7 +46,7 @@ def test_noise_is_of_the_size_of_a_batch():
 @pytest.mark.slow
 @pytest.mark.parametrize("who", METHODS)
 def test_the_group_is_left_out_from_the_first_noise_on(who: str) -> None:
-    """The others see the same batches, whether they train with it or alone."""
+    """The other groups see the same batches, whether they train with this group or alone."""
     chance = torch.Generator().manual_seed(0)
     x, y = torch.rand(200, 1, 8, 8, generator=chance), torch.randint(0, 10, (200,), generator=chance)
     setting = Setting(steps=120, noise_from=100)

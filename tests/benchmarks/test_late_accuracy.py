@@ -1,4 +1,4 @@
-"""What `late_accuracy.py` deals out, and what it makes of its rows."""
+"""The batches of `late_accuracy.py`, and how it judges its rows."""
 
 from __future__ import annotations
 

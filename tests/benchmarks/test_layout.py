@@ -1,4 +1,4 @@
-"""Where benchmarks are, and that they start."""
+"""Benchmarks are where they are expected, and all of them start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMAND = re.compile(r"benchmarks/[\w/]+\.py")
 
 
 def timing_by_themselves(benchmarks: Path) -> list[str]:
-    """What reads the clock beside the harness."""
+    """Return the files outside the harness that read the clock."""
     paths = [path.relative_to(benchmarks) for path in sorted(benchmarks.rglob("*.py"))]
     others = [path for path in paths if path.parts[0] != "harness"]
     return [str(path) for path in others if "perf_counter" in (benchmarks / path).read_text()]
@@ -54,7 +54,7 @@ def test_who_times_beside_it_is_found(tmp_path):
 
 
 def starting_by_themselves(benchmarks: Path) -> list[str]:
-    """What starts programs beside the harness's one place."""
+    """Return the lines that start programs, except in the harness's one file for that."""
     paths = [path.relative_to(benchmarks) for path in sorted(benchmarks.rglob("*.py"))]
     others = [path for path in paths if path != Path("harness/programs.py")]
     return [
@@ -97,7 +97,7 @@ def test_all_commands_that_are_named_are_there():
 
 @pytest.mark.slow
 def test_all_of_them_start(tmp_path):
-    """From any folder; one after the other in one process, in which what they import is there already."""
+    """They start from any folder. One process starts all, so that it imports shared modules only once."""
     (tmp_path / "start.py").write_text(START)
     command = python(str(tmp_path / "start.py"), *(str(BENCHMARKS / name) for name in ENTRIES))
     done = programs.run(command, cwd="/")

@@ -1,4 +1,4 @@
-"""The load of others, by what the kernel says of all processes and of ours."""
+"""The load of other processes, computed from the kernel's data about all processes and about ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPIN = "print(flush=True)\nwhile True: pass"
 
 
 def plant(proc: Path, pid: int, states: str, children: str = "", name: str = "python") -> None:
-    """A process with a thread in each of these states; the first one has started the children."""
+    """Create a process with one thread for each state. Its first thread has started the children."""
     for number, state in enumerate(states):
         thread = proc / str(pid) / "task" / str(pid + number)
         thread.mkdir(parents=True)
@@ -30,13 +30,13 @@ def test_all_that_we_started_is_ours(tmp_path):
     plant(tmp_path, me + 10, "S", f"{me + 30} ")
     plant(tmp_path, me + 20, "D")
     plant(tmp_path, me + 30, "RRS", name="a) R (b")
-    plant(tmp_path, me + 40, "RRR")  # somebody else's
+    plant(tmp_path, me + 40, "RRR")  # a process of somebody else
     assert runnable(me, tmp_path) == 3
     assert others_runnable(tmp_path) == 7 - 3
 
 
 def test_a_kernel_that_names_no_children_still_names_parents(tmp_path):
-    """As one that was built without CONFIG_PROC_CHILDREN."""
+    """Such a kernel was built without CONFIG_PROC_CHILDREN."""
     for pid, parent, states in [(1, 0, "S"), (10, 1, "RS"), (11, 10, "R"), (12, 11, "RR"), (20, 1, "R")]:
         plant(tmp_path, pid, states)
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) {states[0]} {parent} 1 1\n")
@@ -59,7 +59,7 @@ def test_a_child_that_computes_is_ours_and_one_that_waits_is_not():
             assert spinning.stdout is not None
             spinning.stdout.read(1)
             assert runnable(spinning.pid) == 1
-            assert runnable(os.getpid()) >= 2  # whoever asks runs, too
+            assert runnable(os.getpid()) >= 2  # the process that asks runs, too
             waiting.communicate("\n")
         finally:
             spinning.kill()

@@ -1,4 +1,4 @@
-"""What the OSU micro-benchmarks print, as ours stand beside it."""
+"""The output of the OSU micro-benchmarks, with which our times are compared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_size_nearby_will_do() -> None:
 
 
 def test_sizes_of_a_part_are_told_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in PATH that prints as they do, and one that is not there."""
+    """One program is in PATH and prints what they print, and another one is missing."""
     program = tmp_path / "osu_alltoall"
     program.write_text(f"#!/bin/sh\ncat <<EOF\n{PRINTED}EOF\n")
     program.chmod(0o755)

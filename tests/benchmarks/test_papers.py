@@ -25,7 +25,7 @@ NUMBERED = {
     "selsync": (1, 12),
     "sgp": (4, 5),
 }
-"""Tables and figures that the paper has."""
+"""The number of tables and the number of figures of each paper."""
 CHEAP = [("selsync", "Figure 8"), ("sgp", "Figure 5")]
 
 
@@ -34,7 +34,7 @@ def artifacts(paper: str) -> Artifacts:
 
 
 def missing(paper: str, text: str) -> list[str]:
-    """Lines that the page should have and does not have."""
+    """Return the lines that the page should have and does not have."""
     return [line for line in page(artifacts(paper)) if line not in text.splitlines()]
 
 

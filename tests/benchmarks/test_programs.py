@@ -1,4 +1,4 @@
-"""How benchmarks start programs: what is on their stdin, how long they may take, and what an error tells."""
+"""How benchmarks start programs: their standard input, their time limit, and the message of an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READS = python("import sys; print(repr(sys.stdin.read()))")
 
 @pytest.fixture
 def open_stdin() -> Iterator[None]:
-    """This process's own stdin is a pipe that has nothing and does not end."""
+    """Replace this process's standard input by a pipe that is empty and stays open."""
     reading, writing = os.pipe()
     own = os.dup(0)
     os.dup2(reading, 0)
@@ -49,7 +49,7 @@ def test_so_does_one_that_goes_on() -> None:
 
 
 def test_a_launcher_survives_ranks_that_have_left() -> None:
-    """Hydra tells rank 0 that stdin has ended; on busy cores that is too late at times, and gets SIGPIPE."""
+    """Hydra tells rank 0 that stdin has ended. On busy cores this can be too late, and Hydra gets SIGPIPE."""
     assert programs.run(["sh", "-c", "kill -PIPE $$; echo lives"], timeout=60).stdout == "lives\n"
 
 
@@ -75,7 +75,7 @@ def test_an_unchecked_code_is_returned() -> None:
 
 @pytest.mark.slow
 def test_a_program_that_takes_too_long_is_killed() -> None:
-    """What it printed until then is told."""
+    """The error contains what the program printed before."""
     began = time.monotonic()
     with pytest.raises(programs.Failed, match="not over after 5 s") as failed:
         programs.run(["sh", "-c", "echo $$; echo …; exec sleep 600"], timeout=5)

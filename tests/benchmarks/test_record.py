@@ -1,4 +1,4 @@
-"""What a result says of its run, and when it is marked."""
+"""What a result says about its run, and when it is marked as disturbed."""
 
 from __future__ import annotations
 

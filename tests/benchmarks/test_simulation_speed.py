@@ -1,4 +1,4 @@
-"""Whom `simulation_speed.py` times."""
+"""The methods that `simulation_speed.py` times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in `strong_scaling.py`, and what is predicted of it."""
+"""The contestants of `strong_scaling.py`, and the times that are predicted for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_one_rank_is_predicted_to_compute_alone():
 
 
 def test_predicted_meetings_need_what_the_link_needs():
-    """16 ranks as 8 groups of 2 on 8 hosts; every 4 steps a host sends 2·7/8 of the model."""
+    """16 ranks form 8 groups of 2 on 8 hosts. Every 4 steps a host sends 2·7/8 of the model."""
     of = {(place.who, place.figure): place for place in places(16)}
     model = 4 * sum(p.numel() for p in network(Compute(0.0)).parameters())
     bound = 2 * 7 / 8 * model * 8 / BITS

@@ -1,4 +1,4 @@
-"""What `time_to_quality.py` trains, and what it makes of its rows."""
+"""What `time_to_quality.py` trains, and how it judges its rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Scores = Callable[[Row], float]
 
 
 def row(told: Row, rate: str, score: float, seconds: float = 10.0) -> Row:
-    """A training whose score falls evenly from 10 to `score`."""
+    """Return the row of a training whose score falls evenly from 10 to `score`."""
     course = {"at": [1, 2], "seconds": [0.0, seconds], "megabytes": [0.0, 5.0], "scores": [10.0, score]}
     return {"task": "gpt", "rate": rate, **told, **course}
 
 
 def trained(part: Part, scores: Scores) -> tuple[list[Row], list[tuple[str, list[Row]]]]:
-    """All that is due, and the launches by which it came."""
+    """Return the rows of all trainings that are due, and the launches that made them."""
     rows: list[Row] = []
     done: list[tuple[str, list[Row]]] = []
     for rate, due in launches(TASK, "gpt", rows, part):

@@ -1,4 +1,4 @@
-"""Who runs when, and whose seconds count."""
+"""The order in which contestants run, and the times that count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.timing import WARM_UP
 
 
 class Told:
-    """Ranks and a clock in one, for contestants that write down what happens to them."""
+    """Ranks and a clock in one object, which records their calls and those of contestants."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -88,7 +88,7 @@ class Together:
 
 
 class Fixed:
-    """A clock that always says the same."""
+    """A clock that always measures the same time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -28,7 +28,7 @@ epochs = 3
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with job files that are in order."""
+    """Make the folder the working directory, and write valid job files."""
     for name in ("job.toml", "bad.toml"):
         (tmp_path / name).write_text(JOB)
     (tmp_path / "m.toml").write_text('[gossip]\nmethod = { name = "sgp" }\n')
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """What the commands ask of the library, which is replaced by something that only listens."""
+    """Return the calls of the library by commands. Functions that record the calls replace the library."""
     heard: list[tuple[object, ...]] = []
 
     def run(job: Path, overrides: tuple[str, ...], resume: bool, probe: Path | None) -> None:
@@ -224,7 +224,7 @@ def test_a_line_is_one_whatever_is_quoted_in_it(
 
 
 def test_an_interrupt_is_left_to_the_hook_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the other ranks; cyclopts would leave without a word."""
+    """The hook ends the other ranks. cyclopts would exit without a message."""
 
     def run(*_: object) -> None:
         raise KeyboardInterrupt

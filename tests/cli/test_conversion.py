@@ -1,4 +1,4 @@
-"""Folders of images from the command line: what is printed, how far it is, and mistakes in one line."""
+"""Conversion of image folders on the command line: the output, the progress, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_mistake_is_one_line(
 def test_lines_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], watched: bool
 ) -> None:
-    """100 images a second: every ten seconds where nobody watches, each half a second where somebody does."""
+    """At 100 images per second, a line appears every ten seconds, or every half second on a terminal."""
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: watched, raising=False)

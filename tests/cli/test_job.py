@@ -1,4 +1,4 @@
-"""`hpcsgd job`: the script for some words, and what is printed. Slurm is a script of the test."""
+"""`hpcsgd job`: the script that it writes for its arguments, and its output. A script replaces Slurm here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "site.toml").write_text('account = "us"\npartition = "short"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))  # without any scheduler
+    monkeypatch.setenv("PATH", str(tmp_path))  # without any scheduler in it
     return tmp_path
 
 

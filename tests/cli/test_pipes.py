@@ -1,4 +1,4 @@
-"""Whoever reads what a command prints may stop reading: that is no fault."""
+"""The reader of a command's output may stop reading. This is not an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags and keys that no command has are told before anything is loaded, with what may have been meant."""
+"""Unknown flags and keys are reported before anything is loaded, with what may have been meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.config.keys import is_known, keys, meant
 from hpcsgd.config.schema import Config
 
 RANKS = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-"""What a launcher tells ranks that are all on one node."""
+"""The variables of a launcher for ranks that are all on one node."""
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ def test_a_long_value_is_shortened_with_how_much_was_left_out(capfd: pytest.Capt
 def test_rank_0_alone_tells_and_all_end(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Also in the file that a batch script reads."""
+    """The line is also in the file that a batch script reads."""
     monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "failure"))
     for name, value in RANKS.items():
         monkeypatch.setenv(name, value)
@@ -140,7 +140,7 @@ def test_rank_0_alone_tells_and_all_end(
 
 
 def ended_early(words: list[str], environment: dict[str, str]) -> programs.Done:
-    """What a command came to that does not get as far as MPI and torch, which are not there."""
+    """Run a command that must end before it imports MPI and torch, which are missing here."""
     script = (
         "import sys\n"
         "sys.modules['torch'] = sys.modules['mpi4py'] = None\n"
@@ -172,7 +172,7 @@ def test_mistakes_are_told_before_torch_and_mpi_are_loaded(words: str, line: str
 
 
 def test_ranks_of_several_nodes_may_see_unlike_files_and_agree_by_mpi() -> None:
-    """One that left alone would have the others wait for it for ever."""
+    """If one rank ended alone, the others would wait for it forever."""
     several = {**RANKS, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     assert "torch" in ended_early(["train", "nowhere.toml"], several).stderr
     assert "--resum: hpcsgd" in ended_early(["train", "nowhere.toml", "--resum"], several).stderr

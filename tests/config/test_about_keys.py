@@ -1,4 +1,4 @@
-"""Errors carry the key that they are about, and nothing looks for it in their words."""
+"""Errors carry the key that they are about, and no code searches for it in their messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERRORS = ("UserError", "JobError", "NoWorld", "DivergedError")
 SPOT = re.compile(r"\[(?P<section>[a-z_.]+)\](?: (?P<key>[a-z_]+))?")
 GIVEN = re.compile(r"(?P<key>[a-z_]+) = ")
 OF_JOB_FILES = ("methods/", "parts/", "train/", "performance/probing/delta", "performance/probing/job_file")
-"""What a job file names is made here."""
+"""The files with code that makes what a job file names."""
 
 
 @cache
@@ -43,21 +43,21 @@ def _names() -> set[str]:
 def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
     for path, tree in _sources().items():
         if path.startswith("cost/"):
-            continue  # of machine files, whose lines nobody looks up
+            continue  # about machine files, whose lines are not looked up
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
                 yield f"{path}:{node.lineno}", node
 
 
 def _words(call: ast.Call) -> str:
-    """The message up to what is filled in first."""
+    """Return the message up to its first formatted value."""
     said = call.args[0] if call.args else None
     first = said.values[0] if isinstance(said, ast.JoinedStr) else said
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 
 def _key(call: ast.Call) -> list[str | None]:
-    """What is written after ``key=``, with None for what is computed."""
+    """Return the parts of the argument `key`, with None for a part that is computed."""
     said = next((word.value for word in call.keywords if word.arg == "key"), None)
     parts = said.elts if isinstance(said, ast.Tuple) else [] if said is None else [said]
     return [part.value if isinstance(part, ast.Constant) else None for part in parts]  # type: ignore[misc]
@@ -101,7 +101,7 @@ def test_keys_that_errors_name_are_there() -> None:
 
 
 def _handlers(tree: ast.Module) -> Iterator[ast.ExceptHandler]:
-    """Of our own errors, where they have a name."""
+    """Yield the handlers of our own errors that give the error a name."""
     for node in ast.walk(tree):
         if not (isinstance(node, ast.ExceptHandler) and node.name is not None and node.type is not None):
             continue
@@ -110,7 +110,7 @@ def _handlers(tree: ast.Module) -> Iterator[ast.ExceptHandler]:
 
 
 def _read_apart(body: list[ast.stmt], name: str) -> Iterator[int]:
-    """The lines on which the words of that error are taken apart or compared."""
+    """Yield the lines that take the message of that error apart or compare it."""
 
     def are_words(node: ast.AST) -> bool:
         return ast.unparse(node) in (f"str({name})", f"{name}.message", f"{name}.args[0]")

@@ -45,7 +45,7 @@ epochs = 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of the test, so that messages hold short names."""
+    """Make the folder the working directory, so that messages contain short names."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -391,7 +391,7 @@ def test_a_section_is_not_in_place_of_a_key_that_was_typed_before_it(folder: Pat
 
 
 def test_a_path_that_is_not_utf8_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is that of the folder in which the job file is: nobody has typed it."""
+    """The path is that of the folder with the job file, which the user has not typed."""
     folder = tmp_path / os.fsdecode(b"n\xff")
     folder.mkdir()
     (folder / "job.toml").write_text(JOB)

@@ -1,4 +1,4 @@
-"""The line of a mistake in a job file: the right one, or none."""
+"""The line number in the message about a mistake in a job file is the right one, or there is none."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ DENSITY = ("method", "grad_reduce", "sparsifier", "density")
         (("training", "epochs"), None, "", 12),
         (("model", "name"), None, "", None),
         ((), None, "", None),
-        # what the file says is not what is wrong
+        # the value in the file is not the wrong one
         (("method", "sync_every"), 1, "", None),
         (("method", "sync_every"), 0, "--method.sync_every 0", None),
         (("method", "sync_every"), 0, "--method.sync_every=0", None),

@@ -1,4 +1,4 @@
-"""What a value of a job file means is said by the annotation of the parameter that it is given to."""
+"""The annotation of a parameter decides what its value in a job file means."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Plum:
 
 @dataclass(frozen=True)
 class Pie:
-    """A fruit of fruits."""
+    """A fruit that contains another fruit."""
 
     filling: Fruit
     slices: int = 4
@@ -40,7 +40,7 @@ class Pie:
 
 @dataclass(frozen=True)
 class Quince:
-    """The user's own."""
+    """A fruit that the user wrote, which is not in `PARTS`."""
 
     pounds: float = 1
     sweet = False
@@ -48,7 +48,7 @@ class Quince:
 
 @dataclass(frozen=True)
 class Stone:
-    """Nobody's fruit."""
+    """A class that is not a fruit."""
 
 
 Peel = Callable[[Fruit], int]
@@ -67,7 +67,7 @@ PARTS = Parts({Fruit: {"plum": Plum, "pie": Pie}, Peel: {"thin": thin, "thick": 
 
 @dataclass(frozen=True)
 class Given:
-    """What the parameters of a function were given."""
+    """The arguments that a function received."""
 
     values: dict[str, Any]
 
@@ -157,7 +157,7 @@ def test_mistakes(given: dict[str, Any], line: str) -> None:
 
 
 def test_names_that_are_not_there_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what would be taken for something else: the other annotations are read."""
+    """Only a value that needs the missing name is refused. The other annotations are still read."""
     (tmp_path / "hidden_names.py").write_text(
         "from __future__ import annotations\n"
         "from typing import TYPE_CHECKING\n"
@@ -178,7 +178,7 @@ def test_names_that_are_not_there_are_told(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_alternatives() -> None:
-    named = SimpleNamespace(__value__=Fruit | None)  # as `type X = …` is, from Python 3.12 on
+    named = SimpleNamespace(__value__=Fruit | None)  # the form of `type X = …`, from Python 3.12 on
     assert alternatives(int) == [int]
     assert alternatives(Annotated[int | None, "x"] | Peel) == [int, type(None), Peel]
     assert alternatives(named) == [Fruit, type(None)]

@@ -1,4 +1,4 @@
-"""What a file may hold besides single values: lists, tables of numbers, sections, and lists of these."""
+"""What a file may contain besides single values: lists, tables of numbers, sections, and lists of these."""
 
 from __future__ import annotations
 

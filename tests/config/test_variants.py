@@ -1,4 +1,4 @@
-"""Variants of a job file, as typed and from a file: what they change, and mistakes."""
+"""Variants of a job file, as typed and from a file: what they change, and errors in them."""
 
 from __future__ import annotations
 

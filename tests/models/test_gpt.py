@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 def filled(**arguments: Any) -> nn.Module:
-    """Weights large enough for every part to matter."""
+    """Return a model whose weights are large enough for every part to matter."""
     model = gpt(11, **arguments)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -35,7 +35,10 @@ def rms(x: Array, gain: Array) -> Array:
 
 
 def attention(x: Array, qkv: Array, out: Array, heads: int) -> Array:
-    """One text [T, width], position by position, pair by pair, a complex number being turned by i·t·θ."""
+    """Return the attention of one text [T, width], computed by loops over heads and pairs of positions.
+
+    The rotary embedding multiplies complex numbers by exp(i·t·θ).
+    """
     T, width = x.shape
     d = width // heads
     found = np.zeros((T, width))
@@ -94,7 +97,7 @@ def test_nothing_is_known_of_what_comes_later() -> None:
 
 
 def test_only_distances_count() -> None:
-    """Scores of attention are the same for the same tokens further on: no place is built in, nor a length."""
+    """Attention scores depend on the distance of two tokens, not on their positions. No length is fixed."""
     turn = rotation(40, 8, torch.device("cpu"))
     q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).unbind()
     scores = turned(q.expand(40, 8), turn) @ turned(k.expand(40, 8), turn).T

@@ -37,13 +37,13 @@ def test_every_name_has_an_example() -> None:
 
 
 IDS = {"gpt": [2, 4], "lstm": [2, 4], "ncf": [2, 7, 2], "transformer": [2, 4]}
-"""The shape of what other models than those of images take."""
+"""The shape of the input of models that do not take images."""
 SIDES = {"alexnet": 63}
-"""Of the smallest images, where those are not of 32."""
+"""The side of the smallest images that a model takes, where it is not 32."""
 
 
 def learn(output: torch.Tensor) -> None:
-    """What the model is for: images twice as large, or scores of 7 classes."""
+    """Check the output, images twice as large or scores of 7 classes, and run a backward pass."""
     if output.dim() == 4:
         assert output.shape == (2, 3, 64, 64)
         output.square().mean().backward()
@@ -160,7 +160,7 @@ def test_a_projection_where_the_size_changes_alone() -> None:
     [({}, 13_987_678), ({"tied": True}, 7_332_078), ({"hidden": 650, "embedding": 650}, 50_065_078)],
 )
 def test_parameters_of_the_lstm(arguments: dict[str, Any], count: int) -> None:
-    """By hand: V·e + Σ over layers of 4h·(inputs + h + 2) + h·V + V."""
+    """The formula by hand is V·e + Σ over layers of 4h·(inputs + h + 2) + h·V + V."""
     assert parameters(lstm(33_278, **arguments)) == count
 
 
@@ -241,7 +241,7 @@ def test_sizes_that_cannot_be(make: Any, arguments: dict[str, Any], message: str
 
 
 def test_resnet50_is_that_of_imagenet() -> None:
-    """As many parameters as everybody's, and the sizes of table 1 of the paper."""
+    """It has the usual number of parameters, and the sizes of table 1 of the paper."""
     model = build("resnet50", {})
     assert parameters(model) == 25_557_032
     sizes: list[tuple[int, ...]] = []
@@ -270,13 +270,13 @@ def test_resnet50_is_that_of_imagenet() -> None:
     ],
 )
 def test_as_many_parameters_as_everybodys(name: str, arguments: dict[str, Any], count: int) -> None:
-    """As published; without values, of which there would be a gigabyte."""
+    """The counts are those published. The models have no values, which would take a gigabyte."""
     with torch.device("meta"):
         assert parameters(build(name, arguments)) == count
 
 
 def test_layers_of_the_new_resnets() -> None:
-    """As many as the name says, shortcuts not counted."""
+    """A network has as many layers as its name says, not counting shortcuts."""
     for name, depth in (("resnet10", 10), ("resnet101", 101)):
         with torch.device("meta"):
             layers = build(name, {}).named_modules()
@@ -295,7 +295,7 @@ def test_resnet10_and_a_small_stem_keep_the_size_of_small_images() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vgg11", "alexnet"])
 def test_sizes_of_features(name: str) -> None:
-    """Before the averages, which leave images of 224 x 224 as they are there."""
+    """The sizes are those before average pooling, which does not change them for images of 224 x 224."""
     model = build(name, {"classes": 3})
     side = next(i for i, m in enumerate(model.children()) if isinstance(m, nn.AdaptiveAvgPool2d))
     with torch.no_grad():
@@ -304,7 +304,10 @@ def test_sizes_of_features(name: str) -> None:
 
 
 def test_the_transformer_is_that_of_torch() -> None:
-    """Its encoder with a causal mask, given the same weights; positions by the formula of section 3.5."""
+    """It equals torch's encoder with a causal mask and the same weights.
+
+    The positions follow the formula of section 3.5.
+    """
     torch.manual_seed(0)
     model: Any = transformer(7, width=6, layers=2, heads=3, hidden=5, dropout=0.0)
     layers = [nn.TransformerEncoderLayer(6, 3, 5, 0.0, batch_first=True) for _ in range(2)]
@@ -335,7 +338,7 @@ def test_the_transformer_is_that_of_torch() -> None:
 
 
 def test_the_transformer_of_selsync() -> None:
-    """Section IV-A: 2 layers of 200 with 2 heads; by hand."""
+    """Section IV-A has 2 layers of width 200 with 2 heads. The parameters are counted by hand."""
     V, d = 1000, 200
     layer = (3 * d * d + 3 * d) + (d * d + d) + 2 * (d * d + d) + 2 * 2 * d
     assert parameters(transformer(V)) == V * d + 2 * layer + d * V + V
@@ -347,7 +350,10 @@ def test_the_transformer_of_selsync() -> None:
 
 
 def test_edsr_is_that_of_its_figure() -> None:
-    """By functions alone; four pixels of a channel of the large image are four channels of the small one."""
+    """The reference uses functions alone.
+
+    Four channels of the small image become four pixels of one channel of the large image.
+    """
     torch.manual_seed(0)
     model: Any = MODELS["edsr"](scale=4, blocks=2, width=6, residual=0.3)
     x = torch.rand(2, 3, 5, 4)

@@ -1,4 +1,4 @@
-"""Models of the library `transformers`, of configurations small enough for a test; nothing is fetched."""
+"""Models of the library `transformers`, configured small enough for a test. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def small(model_type: str, **more: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", SMALL)
 def test_scores_are_the_librarys_own(model_type: str) -> None:
-    """Of the same weights, by their own names: what was trained can be loaded there."""
+    """The library's own model loads the same weights by their names and computes the same scores."""
     import transformers
 
     model = small(model_type).eval()
@@ -109,7 +109,7 @@ print(*(type(model).__name__ for model in models))
 
 @pytest.mark.slow
 def test_ranks_that_are_threads_find_the_whole_library(tmp_path: Path) -> None:
-    """In a process in which nobody has imported it yet."""
+    """The library has not yet been imported in the process in which four threads build models."""
     (tmp_path / "build.py").write_text(FOUR_AT_ONCE)
     done = programs.run(python(str(tmp_path / "build.py")), check=False)
     assert done.stdout.split() == ["GPT2LMHeadModel"] * 4, done.stderr

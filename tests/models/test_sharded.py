@@ -1,4 +1,4 @@
-"""Models that no rank has whole: what they start from is the same for every K, and what was asked for."""
+"""FSDP models, which no rank has whole: they start from the same values for every K, as requested."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ META = torch.device("meta")
 
 
 class Net(nn.Module):
-    """Statistics, weights of one module that are another's, uneven rows, a part that is frozen."""
+    """A model with buffers, a weight that two modules share, uneven rows, and a frozen module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,10 @@ class Net(nn.Module):
 
 
 def expected(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Each module by itself, by a generator of its own; the first of those that share a tensor."""
+    """Return the expected state if each module is initialized with its own generator.
+
+    The first of the modules that share a tensor initializes it.
+    """
     started = set[nn.Parameter]()
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
@@ -137,7 +140,7 @@ def test_models_of_transformers(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_gradients_of_16_bits_are_added_up_in_more(run) -> None:
-    """Rounded once: in bfloat16 every sum on the way would be, too."""
+    """The mean is rounded once. A sum in bfloat16 would be rounded at every addition."""
     xs = [torch.randn(1, 64, generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(4)]
 
     def mean(world: Communicator) -> Tensor:
@@ -167,7 +170,7 @@ class Table(nn.Module):
 
 
 class Tables(nn.Linear):
-    """Starts anew as any layer does, but for its tables."""
+    """A layer with a buffer that `reset_parameters()` does not initialize."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__(3, 3)
@@ -236,7 +239,7 @@ def test_refused(run, what: str) -> None:
 
 
 class Marked(Net):
-    """With a table of its own, and marks."""
+    """`Net` with a buffer of numbers and a buffer of booleans."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +286,7 @@ OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], list[str]], 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("what", OTHERS)
 def test_ranks_of_other_models_are_told(run, what: str) -> None:
-    """And do not wait for each other."""
+    """All ranks raise the error, and none waits for another one."""
     make, units, message = OTHERS[what]
 
     def refused(world: Communicator) -> bool:
@@ -297,7 +300,10 @@ def test_ranks_of_other_models_are_told(run, what: str) -> None:
 
 @pytest.mark.ranks(2)
 def test_refused_before_torch_does(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is an assertion, at the second call or at the first forward pass, or nothing at all."""
+    """hpcsgd refuses these models before torch does.
+
+    Torch would raise an assertion error at the second call or at the first forward pass, or no error at all.
+    """
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
 
     def refused(world: Communicator) -> bool:
@@ -317,7 +323,7 @@ def test_refused_before_torch_does(run, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.ranks(2)
 def test_chance_on_devices_is_left_alone(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or all ranks would drop out alike from then on."""
+    """Generators of devices are not seeded. Otherwise all ranks would draw the same dropout from then on."""
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
 

@@ -1,4 +1,4 @@
-"""Batch norm over a group is that of all its samples in one process: values, gradients and statistics."""
+"""Batch norm over a group equals that of all its samples in one process: values, gradients, statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.models.sync_batch_norm import SyncBatchNorm, sync_batch_norm
 
 COUNTS = [4, 1, 7]
-"""Samples of each rank."""
+"""The number of samples of each rank."""
 SHAPES: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "rows": (nn.BatchNorm1d, ()),
     "sequences": (nn.BatchNorm1d, (5,)),
@@ -53,7 +53,7 @@ def batches(shape: str, t: int) -> list[Tensor]:
 
 
 def passed(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes out, and the gradient of the input, of a loss that looks at each element."""
+    """Return the output, and the gradient of the input for a loss that weights each element differently."""
     x = x.clone().requires_grad_()
     y = layer(x)
     (y.square() * y.detach().cos()).sum().backward()
@@ -87,11 +87,11 @@ def test_it_is_batch_norm_of_all_samples(run, shape: str, settings: str) -> None
         assert each["buffers"].keys() == dict(whole.named_buffers()).keys()
         for name, buffer in whole.named_buffers():
             torch.testing.assert_close(each["buffers"][name], buffer)
-    torch.testing.assert_close(found[0]["evaluated"], whole.eval()(batches(shape, 9)[0]))  # by a rank alone
+    torch.testing.assert_close(found[0]["evaluated"], whole.eval()(batches(shape, 9)[0]))  # by rank 0 alone
 
 
 def test_large_means_lose_no_digits() -> None:
-    """In float32, where a difference of squares would be all noise."""
+    """In float32, a variance from a difference of squares would be only rounding errors."""
 
     def body(world: Communicator) -> Tensor:
         layer = sync_batch_norm(nn.BatchNorm1d(2), form(world, 1))
@@ -224,7 +224,7 @@ MORE = {
 
 @pytest.mark.parametrize("kind", MORE)
 def test_what_is_more_than_batch_norm_is_refused(kind: str) -> None:
-    """And nothing has been replaced then."""
+    """The error is raised before any layer is replaced."""
     made, line = MORE[kind]
     net = nn.Sequential(nn.BatchNorm1d(2), made())
     world = threads.run(1, lambda world: world)[0]
@@ -242,7 +242,7 @@ def test_a_layer_keeps_its_hooks() -> None:
     net[0].register_full_backward_hook(lambda *_: seen.append("backward"))
     before = net[0].register_forward_pre_hook(lambda *_: seen.append("before"))
     world = threads.run(1, lambda world: world)[0]
-    for _ in range(2):  # a second time there is nothing left to replace
+    for _ in range(2):  # the second time, layer 0 is replaced already
         net.append(nn.BatchNorm1d(2))
         sync_batch_norm(net, form(world, 1))
     x = drawn(1, 4, 2).float().requires_grad_()

@@ -1,4 +1,4 @@
-"""Weights from files: what fits comes in to the bit, what does not is told in one line."""
+"""Weights from files: those that fit are loaded bit for bit, and others are refused in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def by_the_library(model: nn.Module, folder: Path) -> Path:
 
 
 def in_parts(model: nn.Module, folder: Path) -> Path:
-    """As `save_pretrained` writes what is large."""
+    """Write the model as `save_pretrained` writes a large one: in parts, with an index."""
     state = {n: x for n, x in model.state_dict().items() if n != "scores.weight"}
     names = {n: f"part-{i % 2}.safetensors" for i, n in enumerate(state)}
     for part in set(names.values()):
@@ -135,7 +135,7 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
 
 
 class Mischief:
-    """What a pickle may do: call anything, here one that leaves a file."""
+    """An object whose pickle calls a function when it is loaded. Here the function creates a file."""
 
     def __init__(self, left: Path) -> None:
         self.left = left
@@ -149,7 +149,7 @@ def test_an_index_from_elsewhere_runs_no_code(tmp_path: Path) -> None:
 
     folder, left = tmp_path / "checkpoint", tmp_path / "left"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this is one process
+        warnings.simplefilter("ignore")  # it warns that this is one process
         save({**net(0).state_dict(), "half": torch.ones(2, dtype=torch.bfloat16)}, checkpoint_id=folder)
     given = read(folder)
     assert torch.equal(given["half"], torch.ones(2, dtype=torch.bfloat16))
@@ -163,7 +163,7 @@ def test_an_index_from_elsewhere_runs_no_code(tmp_path: Path) -> None:
 
 
 class Named:
-    """An attribute, as Python 3.11.0 to 3.11.3 write a member of an enumeration."""
+    """An attribute, pickled as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
 
     def __init__(self, of: Any, name: str) -> None:
         self.of, self.name = of, name

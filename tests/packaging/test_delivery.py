@@ -1,4 +1,4 @@
-"""What is handed out is built, and used where there is no repository: with packages from a registry."""
+"""The distributions can be built, and used without the repository, with packages from a registry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | Non
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What git has, as a fresh machine gets it."""
+    """Return a clone of the repository, as a fresh machine gets it."""
     run("git", "clone", "-q", ROOT, tmp_path / "clone")
     return tmp_path / "clone"
 
@@ -47,7 +47,7 @@ def test_make_wheels(clone):
 
 
 def test_the_source_distribution_needs_no_compiler(clone, tmp_path):
-    """Neither g++ nor nvcc is on the path: pip installs, and hpcsgd says that Python serves."""
+    """Without g++ and nvcc in PATH, pip installs hpcsgd, which reports that it has no native kernels."""
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)
     python, path = environment / "bin" / "python", {**os.environ, "PATH": str(environment / "bin")}
@@ -59,7 +59,7 @@ def test_the_source_distribution_needs_no_compiler(clone, tmp_path):
     (packages,) = environment.glob("lib/python*/site-packages")
     assert (packages / "hpcsgd" / "kernels").is_dir()
     assert not list(packages.glob("hpcsgd/kernels/*.so"))
-    # Torch and the rest are those of the tests' own environment.
+    # Torch and the other packages are those of the tests' own environment.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
     output = run(python, "-P", "-c", SERVES, env=path, cwd=tmp_path)
     assert "no native kernels" in output

@@ -1,4 +1,4 @@
-"""The recipes of packaging/ ask for what pyproject.toml asks for, and have its version."""
+"""The recipes of packaging/ have the requirements of pyproject.toml, and its version."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ASKED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["mpi"]]
-"""By recipes, which go with the MPI of a site."""
+"""The requirements of recipes, which use the MPI of a site."""
 CONDA = PACKAGING / "conda-forge" / "recipe.yaml"
 SPACK = PACKAGING / "spack" / "spack_repo" / "hpcsgd" / "packages" / "py_hpcsgd" / "package.py"
 EASYBUILD = next((PACKAGING / "easybuild").glob("*.eb"))
 APPTAINER = PACKAGING / "apptainer" / "hpcsgd.def"
-# What EasyBuild has in bundles, and what pip calls otherwise than conda.
+# Packages that EasyBuild has in bundles, and packages that have another name in conda.
 BUNDLED = {"rich": "Python-bundle-PyPI", "tomli-w": "Python-bundle-PyPI"}
 BUNDLED |= {"numpy": "SciPy-bundle", "scipy": "SciPy-bundle", "torch": "PyTorch"}
 CONDAS = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
@@ -29,7 +29,7 @@ Bounds = dict[str, tuple[str, str | None]]
 
 
 def bounds(lines: list[str]) -> Bounds:
-    """The least version of each package, and the first that is too new."""
+    """Return the least version of each package, and the first version that is too new."""
     parts = [re.fullmatch(r"([\w-]+) ?>=([\d.]+)(?:,<([\d.]+))?", line) for line in lines]
     assert all(parts), lines
     return {part[1]: (part[2], part[3]) for part in parts if part}
@@ -47,7 +47,7 @@ def calls(text: str, name: str) -> list[ast.Call]:
 
 
 def of_spack(text: str) -> tuple[str, Bounds]:
-    """2 as the newest is all of 2: below 3."""
+    """Return the version and the bounds. In Spack a newest version of 2 includes all versions below 3."""
     specs = [ast.literal_eval(call.args[0]) for call in calls(text, "depends_on")]
     found = [re.fullmatch(r"py-([\w-]+)@([\d.]+):(\d*)", spec) for spec in specs]
     asked = {part[1]: (part[2], str(int(part[3]) + 1) if part[3] else None) for part in found if part}
@@ -71,7 +71,10 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def lacking(project: Bounds, given: dict[str, Any]) -> list[str]:
-    """What EasyBuild would not have, or not in a version that will do. Bundles have versions of their own."""
+    """Return the packages that EasyBuild lacks or has in a wrong version.
+
+    The versions of bundles are not compared, because bundles have versions of their own.
+    """
     wrong = []
     for name, (least, below) in project.items():
         version = given.get(BUNDLED.get(name, name))

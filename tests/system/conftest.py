@@ -1,5 +1,7 @@
-"""Machines made of one machine: a throwaway Slurm, hosts with slow links. They leave nothing behind,
-however the tests end."""
+"""Several machines made of one: a temporary Slurm, and hosts with slow links.
+
+They leave nothing behind, however the tests end.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from system.machines import Network, free_ports, held, skip_unless_mpich, skip_u
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[dict[str, str]]:
-    """The environment of a user of a Slurm with four nodes of four cores."""
+    """Start a Slurm with four nodes of four cores, and return the environment of one of its users."""
     skip_unless_root_with("slurmctld", "slurmd", "srun", "munged", "setpriv")
     nodes = 4
-    # Not pytest's own folder: munge, another user, has to get in.
+    # This is not pytest's own folder, because munge, another user, must have access.
     root = Path(tempfile.mkdtemp(prefix="hpcsgd-slurm-"))
     with held("slurm", root, nodes, 4, free_ports(nodes + 1)):
         yield {"SLURM_CONF": str(root / "slurm.conf"), "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
@@ -27,7 +29,7 @@ def slurm() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    """Four hosts with links of 100 Mbit/s."""
+    """Set up four hosts with links of 100 Mbit/s."""
     skip_unless_root_with("ip", "tc", "unshare")
     skip_unless_mpich()
     programs.mpiexec()

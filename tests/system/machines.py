@@ -1,4 +1,4 @@
-"""What it takes to make several machines of one: skip where that cannot be, call scripts, start jobs."""
+"""Functions that make several machines of one: they skip tests, call scripts and start jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def skip_unless_mpich() -> None:
 
 
 def launch(command: Sequence[str | Path], env: dict[str, str], timeout: float = 60) -> programs.Done:
-    """A job started as a user would from a fresh shell: without the variables of an outer launcher."""
+    """Run a job as a user would from a fresh shell, without the variables of an outer launcher."""
     outer = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     return programs.run(command, env=clean | {"OMP_NUM_THREADS": "1"} | env, timeout=timeout, check=False)
@@ -42,8 +42,11 @@ def launch(command: Sequence[str | Path], env: dict[str, str], timeout: float = 
 
 @contextlib.contextmanager
 def held(kind: str, *args: str | Path | int) -> Iterator[None]:
-    """What `kind`-up.sh makes of these arguments. It goes with the block, and with this process however that
-    ends: held.sh, beside this file, sees its standard input closed."""
+    """Run `kind`-up.sh with these arguments, and undo its effects at the end of the block.
+
+    The effects are also undone if this process ends in any other way, because held.sh then sees that its
+    standard input is closed.
+    """
     call = [HERE / "held.sh", kind, *map(str, args)]
     with tempfile.TemporaryFile("w+") as said:
         holder = programs.start(call, stdin=programs.PIPE, stderr=said, start_new_session=True)
@@ -62,7 +65,7 @@ def held(kind: str, *args: str | Path | int) -> Iterator[None]:
 
 
 def free_ports(n: int) -> int:
-    """The first of n ports in a row that nobody listens on, nor will another process of these tests."""
+    """Return the first of n consecutive free ports that no other process of these tests uses."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     for first in range(16817 + 1000 * worker, 32000, n):
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
@@ -73,14 +76,14 @@ def free_ports(n: int) -> int:
 
 
 class Network:
-    """Hosts 10.77.0.1, 10.77.0.2 … with links of `rate`, as made by net-up.sh."""
+    """Hosts 10.77.0.1, 10.77.0.2 … and the links between them, as net-up.sh makes them."""
 
     def __init__(self, name: str, hosts: int) -> None:
         self.name = name
         self.hosts = hosts
 
     def mpiexec(self, *command: str | Path, timeout: float = 60) -> programs.Done:
-        """One rank on every host."""
+        """Run a command with one rank on every host."""
         addresses = ",".join(f"10.77.0.{i + 1}" for i in range(self.hosts))
         launcher = [
             *("ip", "netns", "exec", f"{self.name}-0", programs.mpiexec()),

@@ -1,4 +1,4 @@
-"""Batch jobs under a real Slurm: they come back after all that happens to batch jobs, but for mistakes."""
+"""Batch jobs under a real Slurm: they come back after every interruption, but not after a mistake."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cluster:
     def do(
         self, *command: str | Path, code: int | None = 0, environment: Mapping[str, str] | None = None
     ) -> str:
-        """What a command prints that ends with `code` (None: any)."""
+        """Run a command that must end with `code` (None: any), and return what it prints."""
         here = os.getcwd()
         os.chdir(self.folder)
         try:
@@ -52,7 +52,7 @@ class Cluster:
         return done.stdout + done.stderr
 
     def job_train(self, run: str, *options: str, command: str = "train", **environment: str) -> str:
-        """`hpcsgd job train --submit`, or another `command`; the job's number."""
+        """Run `hpcsgd job train --submit`, or another `command`, and return the number of the job."""
         words = ["job", command, "job.toml", "--run.output_dir", f"runs/{run}", "--submit", *options]
         said = self.do(sys.executable, "-m", "hpcsgd", *words, environment=environment)
         return said.split()[-1]
@@ -78,13 +78,13 @@ class Cluster:
             time.sleep(0.2)
 
     def ended(self, run: str, job: str) -> tuple[str, str]:
-        """The job's last state and its log."""
+        """Wait until the job has ended, and return its state and its log."""
         final = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
         self.wait(lambda: self.state(job) in final, lambda: self.log(run, job))
         return self.state(job), self.log(run, job)
 
     def goes_on(self, run: str, job: str, steps: int) -> None:
-        """Wait until the run has done so many more steps."""
+        """Wait until the run has made `steps` more steps."""
         goal = self.runs.step(f"runs/{run}") + steps
         self.wait(lambda: self.runs.step(f"runs/{run}") >= goal, lambda: self.log(run, job))
 
@@ -97,7 +97,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    skip_unless_mpich()  # whose srun plugin, pmi2, every Slurm has
+    skip_unless_mpich()  # MPICH's plugin of srun, pmi2, is part of every Slurm
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("cluster")
     convert("digits", None, folder / "digits.h5")
@@ -106,7 +106,7 @@ def cluster(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster) -> dict[str, torch.Tensor]:
-    """The model of a job that nothing happened to."""
+    """Return the model of a job that was not interrupted."""
     job = cluster.job_train("whole", *FOUR)
     state, log = cluster.ended("whole", job)
     assert state == "COMPLETED", log
@@ -141,7 +141,7 @@ def test_a_node_for_each_group(groups: int, ranks: int, said: str, cluster: Clus
 
 @pytest.mark.long
 def test_a_comparison_comes_back(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
-    """Stopped in its second variant, it goes on there and comes to the bits of a plain job."""
+    """A job that is stopped in its second variant continues there and gets the same bits as a plain job."""
     methods = (
         "--methods",
         "bsp, hierarchical sync_every=4",
@@ -167,7 +167,7 @@ def test_a_comparison_comes_back(cluster: Cluster, whole: dict[str, torch.Tensor
 
 @pytest.mark.long
 def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
-    """One after the other, and the model has the bits of the job that was left alone."""
+    """The events happen one after the other, and the model has the bits of that of an undisturbed job."""
     options = ("--training.checkpoint_every_steps", "2", "--training.epochs", "3")
     job = cluster.job_train("eventful", *FOUR, *options, **SLOWLY)
     log = lambda: cluster.log("eventful", job)  # noqa: E731
@@ -186,7 +186,7 @@ def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, tor
     cluster.goes_on("eventful", job, 4)
     cluster.do("scontrol", "update", "nodename=node2", "state=down", "reason=test")
     cluster.wait(lambda: cluster.state(job) != "RUNNING", log)
-    cluster.do("scontrol", "update", "nodename=node2", "state=resume", code=None)  # if it has not yet itself
+    cluster.do("scontrol", "update", "nodename=node2", "state=resume", code=None)  # unless it has resumed
     cluster.comes_back("eventful", job, 3)
     assert "DUE TO NODE FAILURE" in log()
 
@@ -248,14 +248,14 @@ def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
 
 def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
     (cluster.folder / "train.sbatch").write_text(template("train.sbatch"))
-    (cluster.folder / "runs").mkdir(exist_ok=True)  # or Slurm cannot write the log
+    (cluster.folder / "runs").mkdir(exist_ok=True)  # otherwise Slurm cannot write the log
     words = ["train.sbatch", "job.toml", "--method.sync_evry", "3", "--run.output_dir", "runs/forced"]
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     said = cluster.do("sbatch", "--parsable", "--output=runs/forced-train-%j.log", *words, environment=python)
     job = said.strip()
     state, log = cluster.ended("forced", job)
     assert state == "FAILED"
-    assert log.count("did you mean 'sync_every'?") == 2, log  # said, and repeated as the reason
+    assert log.count("did you mean 'sync_every'?") == 2, log  # printed, and repeated as the reason
     assert "train.sbatch: failed, not restarted: hpcsgd: job.toml: [method]: " in log
     time.sleep(8)
     assert (cluster.state(job), cluster.restarts(job)) == ("FAILED", 0)
@@ -263,7 +263,7 @@ def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_a_loss_that_is_not_finite_fails_once(cluster: Cluster) -> None:
-    """On all ranks, soon and with one message, though there are checkpoints to go back to."""
+    """All ranks stop soon, with one message, although there are checkpoints from which to resume."""
     options = (
         "--optimizer.lr",
         "1e30",
@@ -282,7 +282,7 @@ def test_a_loss_that_is_not_finite_fails_once(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_probe_then_train(cluster: Cluster) -> None:
-    """The templates as they stand, chained."""
+    """The templates are chained without any change."""
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = JOBS / "probe-then-train.sh"
     said = cluster.do(script, "job.toml", "--data.group_batch_size", "16", environment=python)
@@ -318,7 +318,7 @@ def test_the_measurement(cluster: Cluster) -> None:
 
 
 def test_there_is_no_slurm(cluster: Cluster) -> None:
-    """As on a laptop, where scripts can be made all the same."""
+    """Scripts can also be made where there is no Slurm, for example on a laptop."""
     words = ["job", "train", "job.toml", "--run.output_dir", "runs/laptop", *FOUR]
     assert shutil.which("sbatch", path=str(Path(sys.executable).parent)) is None
     here = {"PATH": str(Path(sys.executable).parent)}

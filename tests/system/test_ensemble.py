@@ -1,4 +1,4 @@
-"""jobs/ensemble.sbatch under a real Slurm: groups die, with their node or all at once; the job goes on."""
+"""jobs/ensemble.sbatch under a real Slurm: the job continues when groups die, one or all of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ training = {{ epochs = {EPOCHS}, log_every = 1 }}
 
 
 class Groups:
-    """A job of four groups of two ranks on four nodes, `seconds` a step until `hurry`."""
+    """A job of four groups of two ranks on four nodes. A step takes `seconds` until `hurry()`."""
 
     def __init__(self, cluster: Cluster, name: str, seconds: float = 0.5, **options: str) -> None:
         self.cluster, self.name = cluster, name
@@ -84,14 +84,14 @@ class Groups:
         self.job = cluster.do("sbatch", "--parsable", f"{name}.sbatch", "job.toml").strip()
 
     def trains(self, restart: int = 0) -> None:
-        """Wait until all groups have met twice since the job was started so many times again."""
+        """Wait until all groups have averaged twice since restart number `restart` of the job."""
         self.cluster.wait(lambda: self._met(restart) > 1, self.log)
 
     def has_saved(self) -> None:
         self.cluster.wait(lambda: any((self.run / "checkpoints").glob("step-*")), self.log)
 
     def returned(self, *replica_groups: int) -> None:
-        """Wait until these were lost, came back, and train with the others again."""
+        """Wait until these groups were lost, came back, and train with the others again."""
         self.cluster.wait(
             lambda: all(self._has_returned(replica_group) for replica_group in replica_groups), self.log
         )
@@ -120,12 +120,12 @@ class Groups:
         return [event for event in self.events(*kinds) if event["replica_group"] == replica_group]
 
     def seen(self) -> Counter[str]:
-        """How often each sample came by."""
+        """Return how often each sample was read."""
         files = self.cluster.folder.glob(f"seen-{self.job}-*")
         return Counter("".join(path.read_text() for path in files).split())
 
     def processes(self) -> dict[tuple[int, int], tuple[int, str]]:
-        """Of each rank of each group, the process and the node."""
+        """Return the process and the node of each rank of each group."""
         found: dict[tuple[int, int], tuple[int, str]] = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -142,7 +142,7 @@ class Groups:
         return found
 
     def _met(self, restart: int) -> int:
-        """Rounds of all groups since a start of the job."""
+        """Return the number of rounds of all groups since that start of the job, or -1 before it."""
         rounds = -1
         for event in self.events("started", "commit"):
             if event["event"] == "started" and (event["replica_group"], event["life"]) == (0, "1"):
@@ -164,7 +164,7 @@ class Groups:
 
 @pytest.fixture(scope="module")
 def cluster(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    skip_unless_mpich()  # whose srun plugin, pmi2, every Slurm has
+    skip_unless_mpich()  # MPICH's plugin of srun, pmi2, is part of every Slurm
     folder = tmp_path_factory.mktemp("ensemble").resolve()
     cluster = Cluster(folder, slurm)
     make_store(folder / "small.h5", TRAIN, 20)
@@ -177,14 +177,14 @@ def assert_each_sample_once_an_epoch(groups: Groups) -> None:
     seen = groups.seen()
     assert len(seen) == TRAIN
     assert max(seen.values()) == EPOCHS
-    if not groups.events("lost"):  # as can be on a very busy machine
+    if not groups.events("lost"):  # they can be lost on a very busy machine
         assert set(seen.values()) == {EPOCHS}
         assert groups.events("commit")[-1]["t"] == EPOCHS * TRAIN // (GROUPS * B)
 
 
-@pytest.mark.long  # on one machine: tests/cluster/launch/test_launch.py
+@pytest.mark.long  # on one machine: see tests/cluster/launch/test_launch.py
 def test_a_rank_is_killed(cluster: Cluster) -> None:
-    """Its group is lost, started again where it was, and returns."""
+    """Its group is lost, is started again on the same node, and returns."""
     groups = Groups(cluster, "killed")
     groups.trains()
     before = groups.processes()
@@ -205,7 +205,7 @@ def test_a_rank_is_killed(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_a_node_is_lost(cluster: Cluster) -> None:
-    """Its group comes back on a node that is left."""
+    """Its group comes back on one of the remaining nodes."""
     groups = Groups(cluster, "node")
     groups.trains()
     node = groups.processes()[2, 0][1]
@@ -225,7 +225,7 @@ def test_a_node_is_lost(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_all_groups_are_killed(cluster: Cluster) -> None:
-    """They start again, from the checkpoint."""
+    """All groups start again from the checkpoint."""
     groups = Groups(cluster, "all")
     groups.trains()
     groups.has_saved()
@@ -257,7 +257,7 @@ def test_a_time_limit_that_is_too_short(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_requeued_by_hand_it_comes_back(cluster: Cluster) -> None:
-    """Though some ranks had to be killed, and have left what MPI would stumble over."""
+    """The job comes back although killed ranks have left behind what could disturb MPI."""
     groups = Groups(cluster, "requeued")
     groups.trains()
     groups.has_saved()

@@ -1,4 +1,4 @@
-"""What tests bring up goes when they end, however they end."""
+"""Everything that tests set up is removed when they end, however they end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with held(*sys.argv[1:]):
 
 
 def start(*args: str | Path | int) -> programs.Running:
-    """Another process that holds these; it is up when this returns."""
+    """Start another process that calls `held` with these arguments, and wait until that is done."""
     call = [sys.executable, "-c", STARTER, *map(str, args)]
     env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     starter = programs.start(call, env=env)

@@ -1,4 +1,4 @@
-"""Four hosts with slow links: what hpcsgd says it sent is what left the interface; methods of all kinds."""
+"""Four hosts with slow links: hpcsgd counts the bytes that leave the interface, and all methods work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 N = 1_000_000
 
-# Each rank is alone on its host, so the interface of that host carries this rank's bytes and nobody else's.
+# Each rank is alone on its host, so that the host's interface carries only the bytes of this rank.
 ALLREDUCE = f"""
 import json, torch, hpcsgd
 from pathlib import Path
@@ -52,12 +52,12 @@ def test_an_allreduce_sends_the_bytes_of_its_formula(network):
     for right, wire, counted in results:
         assert right
         assert counted == 2 * (p - 1) / p * nbytes
-        assert counted <= wire < 1.15 * counted  # headers, acknowledgements, barriers
+        assert counted <= wire < 1.15 * counted  # plus headers, acknowledgements, barriers
 
 
 @pytest.fixture
 def tunnel(network: Network) -> list[str]:
-    """Between the first two hosts; the address in it of each."""
+    """Connect the first two hosts by a tunnel, and return the address of each host in it."""
     at = [("10.77.0.1", "10.99.0.1"), ("10.77.0.2", "10.99.0.2")]
     for host, (outside, inside) in enumerate(at, start=1):
         ip = ["ip", "-n", f"{network.name}-{host}"]
@@ -75,7 +75,7 @@ def tunnel(network: Network) -> list[str]:
 def test_groups_of_two_clusters_meet_through_a_tunnel(
     network: Network, tunnel: list[str], replica_groups: Groups
 ) -> None:
-    """Of two ranks and of one, which listen there alone."""
+    """The groups have two ranks and one rank, which listen only in the tunnel."""
     for replica_group, host in enumerate(tunnel):
         there = ["ip", "netns", "exec", f"{network.name}-{replica_group + 1}"]
         replica_groups.start(
@@ -98,7 +98,7 @@ METHODS = Path(__file__).parents[1] / "methods"
 
 @pytest.mark.long
 def test_methods_do_across_hosts_what_they_do_on_one(network) -> None:
-    """Where no memory is shared and links are slow, requests are answered all the same."""
+    """Requests are answered although ranks share no memory and links are slow."""
     pytest_on_ranks = ("-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider")
     done = network.mpiexec(sys.executable, *pytest_on_ranks, METHODS, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Jobs from a packed environment under a real Slurm: each node unpacks it on a disk of its own."""
+"""Jobs from a packed environment under a real Slurm: each node unpacks it on its own disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["cluster", "whole"]  # fixtures
 
 @pytest.fixture
 def disks(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
-    """A folder for each node, below the one in which the packed environment is."""
+    """Create a folder for each node, below the folder of the packed environment."""
     for number in range(1, 5):
         (tmp_path / f"node{number}").mkdir()
     site = f'pack = "{tmp_path}/env.pack"\nlocal = "{tmp_path}/$SLURMD_NODENAME"\n'

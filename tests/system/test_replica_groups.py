@@ -1,4 +1,4 @@
-"""jobs/replica_group.sbatch under a real Slurm: groups that are jobs of their own come and go as nodes do."""
+"""jobs/replica_group.sbatch under a real Slurm: groups that are separate jobs come and go as nodes do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN = Path("runs") / "apart"
 
 
 class Array:
-    """Three groups of two ranks, submitted as `hpcsgd job ensemble --independent` does it."""
+    """Three groups of two ranks, submitted as `hpcsgd job ensemble --independent` submits them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.run = cluster, cluster.folder / RUN
@@ -47,7 +47,7 @@ class Array:
         self.wait(lambda: list(replica_groups) in self.rounds()[before:])
 
     def rounds(self) -> list[list[int]]:
-        """Who counted in each."""
+        """Return the groups that counted in each round."""
         return [event["counted"] for event in event_log.of_run(self.run) if event["event"] == "commit"]
 
     def logs(self) -> str:
@@ -61,7 +61,7 @@ class Array:
 
 @pytest.fixture(scope="module")
 def cluster(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    skip_unless_mpich()  # whose srun plugin, pmi2, every Slurm has
+    skip_unless_mpich()  # MPICH's plugin of srun, pmi2, is part of every Slurm
     folder = tmp_path_factory.mktemp("apart").resolve()
     cluster = Cluster(folder, slurm)
     make_store(folder / "small.h5", TRAIN, 20)
@@ -70,11 +70,11 @@ def cluster(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     return cluster
 
 
-@pytest.mark.long  # on one machine: tests/cluster/launch/test_apart.py
+@pytest.mark.long  # on one machine: see tests/cluster/launch/test_apart.py
 def test_groups_begin_leave_and_return_as_nodes_do(cluster: Cluster) -> None:
     array = Array(cluster)
     array.wait_for_a_round_of(0, 1, 2)
-    array.hold(0)  # its node is wanted for something else
+    array.hold(0)  # as if its node were needed for another job
     array.wait_for_a_round_of(1, 2)
     cluster.do("scontrol", "release", array.task(0))
     array.wait_for_a_round_of(0, 1, 2)

@@ -34,7 +34,7 @@ topology.world.allreduce(torch.ones(1)).wait()
 
 @pytest.fixture
 def srun(slurm):
-    skip_unless_mpich()  # whose srun plugin, pmi2, every Slurm has
+    skip_unless_mpich()  # MPICH's plugin of srun, pmi2, is part of every Slurm
 
     def call(program, *options):
         return launch(["srun", "-n", "4", "-N", "4", *options, sys.executable, "-c", program], slurm)
@@ -89,7 +89,7 @@ def test_an_exception_in_one_rank_ends_the_step(srun):
 
 
 def test_lightning_trains_as_a_plain_loop(slurm, tmp_path):
-    """The virtual nodes are one machine, and so one node for hpcsgd."""
+    """The virtual nodes are one machine, and therefore one node for hpcsgd."""
     skip_unless_mpich()
     words = lightning_python([PROGRAM, str(tmp_path / "found"), "bits"])
     done = launch(["srun", "-n", "4", "-N", "4", "--mpi=pmi2", *words], slurm, timeout=programs.TIMEOUT)

@@ -1,4 +1,4 @@
-"""Whoever used it is told whom to cite: every part has its papers, every paper its entry."""
+"""Users are told which papers to cite: every part has its papers, and every paper has its entry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_table_has_its_papers() -> None:
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: next(iter(use[0])))
 def test_every_part_has_its_papers_or_none(use: Any) -> None:
-    """Where the docstring has references, there is a paper; and the paper that they give the number of."""
+    """A part with references in its docstring has a paper. Numbers of arXiv there are those of its papers."""
     table, papers = use
     assert papers.keys() == table.keys()
     for name, part in table.items():
@@ -56,7 +56,7 @@ def test_every_paper_is_of_something_and_every_key_is_there() -> None:
 
 
 def test_keys_are_unique_and_nothing_is_left_over() -> None:
-    """Neither in the file of all parts, nor in those of methods."""
+    """This holds for the file of all parts and for those of methods."""
     shared = (ROOT / "hpcsgd/cli/citing/papers.bib").read_text().rstrip("\n")
     own = [paper for paper in PAPERS.values() if paper.startswith("@")]
     assert sorted(keys("\n".join([shared, *own]))) == sorted(entries())
@@ -158,7 +158,7 @@ def test_a_model_of_ones_own_has_none(job: Path) -> None:
 
 
 def test_the_citation_file() -> None:
-    """Its form is that of Citation File Format 1.2.0."""
+    """The file has the form of Citation File Format 1.2.0."""
     text = (ROOT / "CITATION.cff").read_text()
     for field in ("cff-version: 1.2.0", "message:", "title:", "authors:", "type: software"):
         assert re.search(rf"^{field}", text, re.MULTILINE), field
