@@ -159,7 +159,7 @@ def may_be(kind: Any, value: Any) -> bool:
 
 
 def refused(call: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
-    """Return the line of the `UserError`, or None if there is none. Other exceptions are not caught."""
+    """Return the message of the call's `UserError` in one line, or None. Other exceptions are not caught."""
     try:
         call(**arguments)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The fingerprint of a training is the same each time, and another training has another one."""
+"""The fingerprint of a training is the same each time, and another training has a different one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hpcsgd.errors import count_text, without_warnings
 
 
 def test_two_threads_do_not_bring_back_each_others_warnings():
-    """The second thread suppresses warnings while the first one does, and ends after the first one."""
+    """The second thread asks while the first one suppresses warnings, and continues after the first one."""
     inside, warned = threading.Event(), []
     before = list(warnings.filters)
 

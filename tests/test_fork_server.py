@@ -52,7 +52,10 @@ class Client:
 
 @pytest.mark.slow
 def test_a_client_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
-    """Otherwise the next program would close the old socket's number, which another file may have by then."""
+    """Otherwise the next program would inherit the socket of the killed client.
+
+    It would close the socket's number late, when another file may have this number.
+    """
     (tmp_path / "open.py").write_text(OPEN)
     server = fork_server(tmp_path / "server")
     try:

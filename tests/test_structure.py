@@ -109,7 +109,7 @@ def starting(root: Path) -> list[str]:
         f"{path.relative_to(root)}:{line}: {what}"
         for path in sorted((root / "tests").rglob("*.py"))
         if path.name
-        not in {"programs.py", "test_supervisor.py"}  # the second one replaces hpcsgd's own start
+        not in {"programs.py", "test_supervisor.py"}  # the second one delays hpcsgd's own program starts
         for line, what, _ in program_starts(path)
     ]
 

@@ -15,7 +15,7 @@ SPIN = "print(flush=True)\nwhile True: pass"
 
 
 def plant(proc: Path, pid: int, states: str, children: str = "", name: str = "python") -> None:
-    """Create a process with one thread for each state. Its first thread has started the children."""
+    """Write a process with one thread for each state into `proc`. Its first thread started the children."""
     for number, state in enumerate(states):
         thread = proc / str(pid) / "task" / str(pid + number)
         thread.mkdir(parents=True)

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """Return the calls of the library by commands. Functions that record the calls replace the library."""
+    """Return the list of calls that commands make to the library, which is replaced by a recorder."""
     heard: list[tuple[object, ...]] = []
 
     def run(job: Path, overrides: tuple[str, ...], resume: bool, probe: Path | None) -> None:

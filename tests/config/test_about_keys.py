@@ -20,7 +20,7 @@ ERRORS = ("UserError", "JobError", "NoWorld", "DivergedError")
 SPOT = re.compile(r"\[(?P<section>[a-z_.]+)\](?: (?P<key>[a-z_]+))?")
 GIVEN = re.compile(r"(?P<key>[a-z_]+) = ")
 OF_JOB_FILES = ("methods/", "parts/", "train/", "performance/probing/delta", "performance/probing/job_file")
-"""The files with code that makes what a job file names."""
+"""The paths of the code that creates what a job file names."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""FSDP models, which no rank has whole: they start from the same values for every K, as requested."""
+"""FSDP models, which no rank has whole: they start from what was requested, the same for every K."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_comparison_comes_back(cluster: Cluster, whole: dict[str, torch.Tensor
 
 @pytest.mark.long
 def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
-    """The events happen one after the other, and the model has the bits of that of an undisturbed job."""
+    """The events happen one after the other. The model has the same bits as that of an undisturbed job."""
     options = ("--training.checkpoint_every_steps", "2", "--training.epochs", "3")
     job = cluster.job_train("eventful", *FOUR, *options, **SLOWLY)
     log = lambda: cluster.log("eventful", job)  # noqa: E731

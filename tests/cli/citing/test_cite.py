@@ -37,7 +37,7 @@ def test_every_table_has_its_papers() -> None:
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: next(iter(use[0])))
 def test_every_part_has_its_papers_or_none(use: Any) -> None:
-    """A part with references in its docstring has a paper. Numbers of arXiv there are those of its papers."""
+    """A part with references in its docstring has papers, which have the arXiv numbers of the references."""
     table, papers = use
     assert papers.keys() == table.keys()
     for name, part in table.items():
