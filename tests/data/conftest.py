@@ -1,4 +1,4 @@
-"""Small collections in the original formats, and the real ones where they are at hand."""
+"""Small data sets in their original formats, and the real ones if this machine has them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SMALL = Layout(
 
 @pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """The kind `small`: laid out like CIFAR-100, in three files of 7 records."""
+    """Register and return the kind `small`, laid out like CIFAR-100, in three files of 7 records."""
     monkeypatch.setitem(READERS, "small", lambda source: cifar.read(SMALL, source))
     return SMALL
 
 
 @pytest.fixture
 def records() -> dict[str, NDArray[np.uint8]]:
-    """For each file of `small` its records, uint8 [7, 2 + 3072]."""
+    """Return the records of each file of `small`, as uint8 [7, 2 + 3072]."""
     generator = np.random.default_rng(0)
     found = {}
     for batch in SMALL.batches:
@@ -50,7 +50,7 @@ def records() -> dict[str, NDArray[np.uint8]]:
 
 @pytest.fixture
 def binary_folder(tmp_path: Path, records: dict[str, NDArray[np.uint8]]) -> Path:
-    """The binary batches of `small`."""
+    """Write the binary batches of `small`, and return their folder."""
     folder = tmp_path / "small-bin"
     folder.mkdir()
     for name, content in records.items():
@@ -59,13 +59,16 @@ def binary_folder(tmp_path: Path, records: dict[str, NDArray[np.uint8]]) -> Path
 
 
 def idx(values: NDArray[np.uint8]) -> bytes:
-    """`values` as the content of an idx file."""
+    """Return `values` as the content of an idx file."""
     return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
 
 
 @pytest.fixture
 def idx_folder(tmp_path: Path) -> Path:
-    """Four gzipped idx files: 23 training and 5 test images of 5 x 3 pixels, an odd number of bytes."""
+    """Write four gzipped idx files and return their folder.
+
+    They have 23 training and 5 test images of 5 x 3 pixels, an odd number of bytes.
+    """
     generator = np.random.default_rng(1)
     folder = tmp_path / "idx"
     folder.mkdir()
@@ -79,7 +82,7 @@ def idx_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
-    """`real_data(name)`: a folder of the real data, or the test is skipped."""
+    """Return a function that gives a folder of the real data by its name, or skips the test."""
 
     def find(name: str) -> Path:
         folder = Path(os.environ.get("HPCSGD_DATA", ROOT.parent / "shared" / "data")) / name

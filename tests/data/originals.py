@@ -1,4 +1,4 @@
-"""Small collections of words and of ratings in their original formats."""
+"""Small data sets of text and of ratings in their original formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ SIZES = {"train": 120, "valid": 5, "test": 30}
 
 
 def write_wikitext(folder: Path, lines: dict[str, int] | None = None, seed: int = 0) -> Path:
-    """Files of WikiText with so many lines: sentences of a little grammar, between empty lines."""
+    """Write files of WikiText and return `folder`.
+
+    `lines` is the number of sentences by split. The sentences follow a small grammar, with empty lines between.
+    """
     folder.mkdir(exist_ok=True)
     chance = np.random.default_rng(seed)
     words = [
@@ -29,13 +32,16 @@ def write_wikitext(folder: Path, lines: dict[str, int] | None = None, seed: int 
 def ratings(
     users: int = 12, items: int = 160, each: int = 9, seed: int = 0
 ) -> list[tuple[int, int, int, int]]:
-    """User, item, rating and time, in no order: users like items that leave the same rest by 4 as they do."""
+    """Return rows of user, item, rating and time, in random order.
+
+    User u likes items whose index i has i % 4 == u % 4.
+    """
     chance = np.random.default_rng(seed)
     rows = []
     for user in range(users):
         liked = chance.permutation(np.arange(user % 4, items, 4))[:each]
         times = chance.permutation(1000)[:each]
-        # Names with gaps, not from 0.
+        # The identifiers have gaps and do not begin at 0.
         rows += [
             (10 * user + 3, 2 * int(i) + 7, int(i) % 5 + 1, int(t)) for i, t in zip(liked, times, strict=True)
         ]
@@ -46,7 +52,7 @@ def ratings(
 
 
 def write_movielens(folder: Path, rows: list[tuple[int, int, int, int]], name: str = "u.data") -> Path:
-    """As ml-100k, ml-1m or ml-20m has them."""
+    """Write `rows` as a file of ml-100k, ml-1m or ml-20m, which `name` selects, and return `folder`."""
     folder.mkdir(exist_ok=True)
     between = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}[name]
     head = "userId,movieId,rating,timestamp\n" if name == "ratings.csv" else ""

@@ -1,4 +1,4 @@
-"""Small folders of images, drawn by chance."""
+"""Small folders of random images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def noise(chance: np.random.Generator, height: int, width: int) -> NDArray[np.uint8]:
-    """[H, W, 3]; smooth, so that what is near is alike."""
+    """Return a random image [H, W, 3]; it is smooth, so that neighboring pixels are similar."""
     rough = chance.integers(0, 256, (height // 4 + 2, width // 4 + 2, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(rough).resize((width, height), Image.Resampling.BILINEAR))
 
@@ -21,8 +21,11 @@ def save(path: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def write_classes(folder: Path, each: int = 6, side: int = 16, seed: int = 0) -> Path:
-    """Of classes `cat` and `dog` so many to train on and half to test on; dogs are bright. JPEG and PNG by
-    turns, all of `side` x `side` but every third one for training."""
+    """Write images of the classes `cat` and `dog`, and return `folder`.
+
+    Each class has `each` training images and half as many test images. Dogs are bright. JPEG and PNG
+    alternate. All images are `side` x `side`, except that every third training image is wider.
+    """
     chance = np.random.default_rng(seed)
     for split, count in (("train", each), ("val", each // 2)):
         for name, least in (("cat", 0), ("dog", 1)):
@@ -34,7 +37,7 @@ def write_classes(folder: Path, each: int = 6, side: int = 16, seed: int = 0) ->
 
 
 def write_pngs(folder: Path, sizes: dict[str, list[tuple[int, int]]] | None = None, seed: int = 0) -> Path:
-    """So many images of these heights and widths."""
+    """Write images of the given heights and widths for each split, and return `folder`."""
     chance = np.random.default_rng(seed)
     for split, some in (
         sizes or {"train": [(24, 31), (27, 24), (40, 30)], "val": [(20, 26), (20, 26)]}

@@ -10,7 +10,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def variations(image: torch.Tensor) -> set[bytes]:
-    """All 162 pieces of one padded image [C, H, W], made one by one."""
+    """Return all 162 crops, mirrored or not, of one padded image [C, H, W], computed one by one."""
     _, height, width = image.shape
     padded = torch.nn.functional.pad(image, (4, 4, 4, 4))
     crops = [padded[:, i : i + height, j : j + width] for i in range(9) for j in range(9)]

@@ -15,7 +15,7 @@ from hpcsgd.errors import UserError
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """As if the disk were full: no file of this process may grow beyond `size` bytes."""
+    """Act as if the disk were full: no file of this process may grow beyond `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

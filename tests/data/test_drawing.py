@@ -1,4 +1,4 @@
-"""Other samplers and evaluations, dealt to ranks: every draw comes once, and hands need not be equal."""
+"""Other samplers and evaluations, divided among ranks: every draw comes once; shares may differ in length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEIGHTS = torch.tensor([1.0] * 90 + [9.0] * 10)
 
 
 class ByLength(torch.utils.data.Sampler[int]):
-    """Sorted by a length that is drawn anew in each epoch, by Python's and numpy's generators."""
+    """Samples sorted by a length that Python's and numpy's generators draw again in each epoch."""
 
     def __len__(self) -> int:
         return 50
@@ -41,7 +41,7 @@ class ByLength(torch.utils.data.Sampler[int]):
 
 
 def samplers(ranks: int, new: Any, **options: Any) -> list[Sampler]:
-    """Each with a sampler of its own inside, as in as many processes, which begin by other chance."""
+    """Return a sampler per rank, each around a new inner sampler, with different seeds as in processes."""
     made: list[Sampler] = []
     for rank in range(ranks):
         torch.manual_seed(rank)
@@ -84,7 +84,7 @@ def test_ranks_are_dealt_one_draw(kind: str, ranks: int) -> None:
 
 def test_weights_count() -> None:
     drawn = [x for sampler in samplers(4, KINDS["weighted"]) for x in sampler]
-    assert 30 <= sum(x >= 90 for x in drawn) <= 70  # half of them; a tenth without weights
+    assert 30 <= sum(x >= 90 for x in drawn) <= 70  # half of the draws; without weights, a tenth
 
 
 def test_the_chance_of_others_is_left_alone() -> None:
@@ -99,7 +99,7 @@ def test_the_chance_of_others_is_left_alone() -> None:
 
 
 def test_generators_of_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.manual_seed` seeds those, too: dropout would be the same on all ranks."""
+    """`torch.manual_seed` would seed generators of devices, too, and dropout would be equal on all ranks."""
     (sampler,) = samplers(1, KINDS["weighted"])
     seeded: list[int] = []
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
@@ -193,7 +193,7 @@ def test_an_evaluation_counts_every_sample_once(total: int, ranks: int, shuffle:
         batches = list(DataLoader(range(total), 2, sampler=sampler))  # pyright: ignore[reportArgumentType]
         assert [x for batch in batches for x in batch.tolist()] == hand
         sampler.advance(len(hand) or 1)
-        sampler.advance(1)  # also where others have one more
+        sampler.advance(1)  # also if other ranks have one more sample
         assert len(sampler) == 0 or len(hand) < max(map(len, hands))
 
 

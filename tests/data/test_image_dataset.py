@@ -25,7 +25,7 @@ def path(tmp_path: Path, idx_folder: Path) -> Path:
 
 
 def samples(path: Path, split: str = "train") -> tuple[torch.Tensor, torch.Tensor]:
-    """All samples, by h5py alone."""
+    """Return all samples of a split, read by h5py alone."""
     with h5py.File(path, locking=False) as file:
         pixels, labels = np.asarray(file[f"{split}/x"]), np.asarray(file[f"{split}/y"])
         train = np.asarray(file["train/x"]) / 255
@@ -60,7 +60,7 @@ def test_an_index_outside(path: Path, index: int) -> None:
 @pytest.mark.parametrize("collate_fn", [ImageDataset.collate, None], ids=["collate", "default"])
 def test_through_a_loader(path: Path, workers: int, collate_fn: object) -> None:
     store = ImageDataset(path, "train")
-    store[0]  # open here as well, before the workers are forked
+    store[0]  # open the file here as well, before the loader processes are forked
     loader = DataLoader(store, 5, num_workers=workers, collate_fn=collate_fn)  # pyright: ignore[reportArgumentType]
     batches = list(loader)
     x, y = samples(path)

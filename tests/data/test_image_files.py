@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store in shards of about two files."""
+    """Return a dataset file with shards of about two images each."""
     monkeypatch.setattr(image_folder, "SHARD", 900)
     convert_images(folder, tmp_path / "store.h5", size=14)
     return tmp_path / "store.h5"
@@ -49,7 +49,7 @@ def opened(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def test_the_bytes_of_the_files_are_kept(path: Path, folder: Path) -> None:
-    """By h5py alone."""
+    """The dataset file, read by h5py alone, holds the bytes, checksums and labels of the image files."""
     for split, there in (("train", "train"), ("test", "val")):
         with h5py.File(path) as store:
             columns: dict[str, Any] = {name: np.asarray(store[f"{split}/{name}"]) for name in store[split]}  # pyright: ignore[reportGeneralTypeIssues]
@@ -65,7 +65,7 @@ def test_the_bytes_of_the_files_are_kept(path: Path, folder: Path) -> None:
 
 
 def test_the_middle_of_what_is_tested_on(path: Path, folder: Path) -> None:
-    """7/8 of 16 pixels are 14: what is left needs no resizing."""
+    """The test images are cropped to 7/8 of 16 pixels, which is 14, so that they need no resizing."""
     train = np.concatenate([opened(each).reshape(-1, 3) for each in files(folder, "train")]) / 255
     data = ImageFiles(path, "test")
     assert (data.shape, data.classes, len(data)) == ((3, 14, 14), ("cat", "dog"), 6)
@@ -80,7 +80,7 @@ def test_the_middle_of_what_is_tested_on(path: Path, folder: Path) -> None:
 
 
 def test_a_whole_image_mirrored_or_not(path: Path, folder: Path) -> None:
-    """With `smallest = 1` no other shape fits: the whole image, of 16 x 16."""
+    """With `smallest = 1` the only possible crop is the whole image of 16 x 16."""
     data = ImageFiles(path, "train", size=16, smallest=1)
     square = [i for i, each in enumerate(files(folder, "train")) if opened(each).shape[1] == 16]
     mirrored = []
@@ -113,7 +113,10 @@ def test_a_random_piece_is_of_the_image(size: tuple[int, int], smallest: float, 
 
 
 def seen(path: Path, P: int, K: int, epoch: int, workers: int = 0, seed: int = 5) -> dict[int, bytes]:
-    """Of each sample of an epoch what it was, whoever read it: groups take batches of 4, or 3 of them one."""
+    """Return the content of each sample that the ranks read in an epoch.
+
+    A group takes batches of 4, or of 3 if it has 3 ranks.
+    """
     data, found = ImageFiles(path, "train", size=9), {}
     for rank in range(P * K):
         sampler = Sampler(data, AsRank(rank, P * K, K), seed=seed)
@@ -171,7 +174,7 @@ def test_images_of_all_modes(tmp_path: Path) -> None:
 
 
 def content(path: Path) -> dict[str, bytes]:
-    """All that is in a store and its shards."""
+    """Return everything that a dataset file and its shards contain."""
     found: dict[str, bytes] = {}
     for file in [path, *sorted(folder_of(path).iterdir())]:
         with h5py.File(file, locking=False) as hdf5:

@@ -30,7 +30,7 @@ PARTS = st.floats(0.01, 1)
 
 
 class Numbered(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Sample i tells its number three times: as three bytes, as an odd number of booleans, as a number."""
+    """Samples that contain their index i three times: as three bytes, as several booleans and as a number."""
 
     BYTES = 2 * 3 * 2 + 5 * 1 + 8
 
@@ -47,7 +47,7 @@ class Numbered(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
 
 def rows(batch: Sequence[Tensor]) -> list[int]:
-    """The samples of a batch; each of them whole, and in the dtypes it had."""
+    """Return the indices of the samples of a batch; check that each is complete and has its dtypes."""
     image, bits, number = batch
     for got, i in zip(zip(image, bits, strict=True), number.tolist(), strict=True):
         for part, sent in zip(got, Numbered(0)[i][:2], strict=True):
@@ -89,7 +89,7 @@ def sharers_of(alpha: float, P: int) -> int:
 
 
 def test_the_numbers_of_the_paper() -> None:
-    """b = 32: b' = 11 and 6 by eq. 3 with N = 8; here what is left of 32 once whole samples are shared."""
+    """For b = 32 and N = 8, eq. 3 gives b' = 11 and 6. Here b' is what sharing whole samples leaves."""
     assert [round(32 / (1 + part * part * 8)) for part in (0.5, 0.75)] == [11, 6]
     assert Injection(0.5, 0.5).portions(32, 8) == (12, 5, 4)
     assert Injection(0.75, 0.75).portions(32, 8) == (8, 4, 6)
@@ -135,7 +135,10 @@ def test_sharers_differ_by_seed_epoch_and_step_and_all_have_their_turn() -> None
 def test_all_groups_make_the_same_steps_and_load_what_they_own(
     P: int, K: int, b: int, alpha: float, beta: float, data: st.DataObject
 ) -> None:
-    """Without messages; each step moves all by a window of b' + s, of which who does not share loads b'."""
+    """The steps are right without communication.
+
+    In each step all groups advance by b' + s samples. Groups that do not share load only b' of them.
+    """
     injection = Injection(alpha, beta)
     try:
         own, shared, _ = injection.portions(b, P)
@@ -166,7 +169,7 @@ def test_all_groups_make_the_same_steps_and_load_what_they_own(
 def test_what_arrives(
     run: Callable[..., list[Any]], n: int, K: int, alpha: float, beta: float, b: int
 ) -> None:
-    """Own samples, then those of each sharer: the last s that its rank of this position loaded."""
+    """A batch has the own samples, then the last s that each sharing group's rank of this index loaded."""
     injection = Injection(alpha, beta)
 
     def one(world: Communicator) -> Any:
@@ -202,7 +205,7 @@ def test_what_arrives(
 @pytest.mark.parametrize("partition", [None, SelDP()], ids=str)
 @pytest.mark.parametrize("n", [2, 4])
 def test_resumed_in_mid_epoch(run: Callable[..., list[Any]], n: int, partition: Partition | None) -> None:
-    """By the sampler's state; and a loop that tells nobody where it is begins at the beginning."""
+    """The sampler's state resumes the epoch. A loop without calls of `advance` begins at the beginning."""
 
     def one(world: Communicator) -> None:
         topology = form(world, groups=n)
@@ -224,7 +227,7 @@ def test_resumed_in_mid_epoch(run: Callable[..., list[Any]], n: int, partition: 
 
 @pytest.mark.parametrize("n", [4])
 def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
-    """Groups go on behind what they have passed, and agree on the steps that are left."""
+    """Groups continue after the samples that they have used, and agree on the remaining steps."""
 
     def one(world: Communicator) -> tuple[int, list[int], int]:
         before = form(world, groups=2)

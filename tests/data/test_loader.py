@@ -1,4 +1,4 @@
-"""The loader's state; and that a step has the same tokens, in the same order, on any number of ranks."""
+"""The loader's state, and that a step has the same tokens in the same order on any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcsgd.data.loader_processes import require_num_workers
 from hpcsgd.errors import UserError
 
 B = 24
-"""Windows of a step, of all ranks together."""
+"""Windows per step, of all ranks together."""
 RANKS = (1, 2, 3, 4, 8)
 
 
@@ -36,7 +36,7 @@ def loaders(data: Windows, n: int, **options: Any) -> list[Loader]:
 
 
 def digest(batches: list[tuple[Tensor, Tensor]]) -> str:
-    """Of all tokens of a step, given what each rank has of it: first windows first."""
+    """Return a digest of all tokens of a step, in sample order, from the batches of all ranks."""
     whole = [torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*batches, strict=True)]
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in whole)).hexdigest()
 
@@ -85,7 +85,7 @@ def test_it_goes_on_with_another_number(data: Windows, n: int, then: int) -> Non
 
 @pytest.mark.slow
 def test_the_state_is_of_what_was_given_out(path: Path) -> None:
-    """Not of what workers have read ahead."""
+    """The state does not include what loader processes have read ahead."""
     data = Windows(path, "train", bptt=10)
     (loader,) = loaders(data, 1, num_workers=1)
     taken = [digest([batch]) for batch in islice(loader, 3)]

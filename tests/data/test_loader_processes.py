@@ -1,4 +1,4 @@
-"""What a batch system sends to all processes of a job ends no data worker; the end of the reader does."""
+"""Signals that a batch system sends to all processes end no loader process; the end of the reader does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def send(x, _):
 
 @pytest.mark.slow
 def test_signals_from_elsewhere_end_no_worker_and_the_reader_may_exit(tmp_path: Path) -> None:
-    """It exits with its workers still there, to which Python sends SIGTERM then."""
+    """The reader exits while its loader processes still run; Python then sends SIGTERM to them."""
     make_store(tmp_path / "small.h5", train=96)
     (tmp_path / "reader.py").write_text(READER)
     done = ended(start(tmp_path, [sys.executable, "reader.py"]))

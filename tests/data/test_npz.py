@@ -16,7 +16,7 @@ Data = tuple[NDArray[Any], NDArray[np.int64]]
 
 
 def drawn(n: int, *shape: int, dtype: type[np.generic] = np.float32) -> Data:
-    """As many samples of three classes."""
+    """Return n random samples and their labels, of three classes."""
     chance = np.random.default_rng(n)
     return chance.integers(0, 256, (n, *shape)).astype(dtype), np.arange(n) % 3
 

@@ -33,18 +33,21 @@ def pixels(path: Path) -> NDArray[np.uint8]:
 
 
 def image(x: torch.Tensor) -> NDArray[np.uint8]:
-    """[h, w, 3] of [3, h, w] from 0 to 1."""
+    """Return [3, h, w] with values from 0 to 1 as an image [h, w, 3]."""
     return (x * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
 
 
 def cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Keys's kernel, a = −½."""
+    """Return Keys's cubic kernel with a = −½."""
     near = (1.5 * x**3 - 2.5 * x**2 + 1) * (x <= 1)
     return near + (-0.5 * x**3 + 2.5 * x**2 - 4 * x + 2) * ((x > 1) & (x < 2))
 
 
 def reduced(values: NDArray[Any], scale: int) -> NDArray[np.float64]:
-    """Along the first axis, with the kernel `scale` times as wide, and nothing beyond the borders."""
+    """Return `values` reduced by `scale` along the first axis.
+
+    The kernel is `scale` times as wide. Positions beyond the borders have no weight.
+    """
     n = len(values)
     centres = (np.arange(n // scale) + 0.5) * scale - 0.5
     weights = cubic(np.abs(centres[:, None] - np.arange(n)) / scale)
@@ -63,20 +66,20 @@ def test_reduced_by_the_bicubic_kernel(tmp_path: Path, folder: Path, scale: int)
         high = high[: len(high) // scale * scale, : high.shape[1] // scale * scale]
         assert np.array_equal(image(y), high)
         expected = reduced(reduced(high, scale).swapaxes(0, 1), scale).swapaxes(0, 1)
-        assert np.abs(image(x).astype(float) - expected.clip(0, 255)).max() <= 1.01  # rounded twice
+        assert np.abs(image(x).astype(float) - expected.clip(0, 255)).max() <= 1.01  # both are rounded
         assert np.abs(image(x).astype(float) - expected.clip(0, 255)).mean() < 0.4
         assert (x.shape[1] * scale, x.shape[2] * scale) == tuple(y.shape[1:])
 
 
 def ways(x: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """All eight."""
+    """Return all eight rotations and reflections."""
     return [np.rot90(side, k) for side in (x, x[:, ::-1]) for k in range(4)]
 
 
 def places(
     small: NDArray[np.uint8], large: NDArray[np.uint8], folder: Path, number: int, data: Pairs
 ) -> set[Any]:
-    """Where in the images of the store, and how turned, these patches are."""
+    """Return all places and orientations in which these patches occur in image `number`."""
     high = pixels(folder / "train" / f"{number}.png")
     h, w = high.shape[0] // 2, high.shape[1] // 2
     low = np.asarray(Image.fromarray(high[: 2 * h, : 2 * w]).resize((w, h), Image.Resampling.BICUBIC))
@@ -92,7 +95,7 @@ def places(
 
 
 def test_patches_are_of_one_place_in_both_images(path: Path, folder: Path) -> None:
-    """Turned alike, too; everywhere, in all ways; `patches` of each image."""
+    """Both patches have the same orientation, occur at all places, and come `patches` times per image."""
     data = Pairs(path, "train", patch=7, patches=4)
     assert len(data) == 12
     seen = set()

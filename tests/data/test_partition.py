@@ -15,7 +15,7 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Shape:
-    """n samples with labels, for P groups of K."""
+    """A data set of n samples with labels, for P groups of K ranks."""
 
     n: int
     P: int
@@ -34,11 +34,11 @@ SHAPES = st.builds(
 )  # fmt: skip
 EPOCHS = st.integers(0, 500)
 EVEN: list[Partition] = [SelDP(), DefDP(), Overlapping(1.0)]
-"""Those that go by no labels."""
+"""The partitions that do not use labels."""
 
 
 def samplers(shape: Shape, partition: Partition, epoch: int = 0, K: int | None = None) -> list[list[Sampler]]:
-    """By group and position."""
+    """Return the samplers by group and shard index."""
     K = K or shape.K
     made = [
         Sampler(
@@ -52,7 +52,7 @@ def samplers(shape: Shape, partition: Partition, epoch: int = 0, K: int | None =
 
 
 def hand(positions: list[Sampler]) -> list[int]:
-    """What a group has, from its positions in turn."""
+    """Return the samples of a group, taken from its ranks in turn."""
     return [row for turn in zip(*positions, strict=True) for row in turn]
 
 
@@ -62,7 +62,7 @@ def hands(shape: Shape, partition: Partition, epoch: int = 0) -> list[list[int]]
 
 @given(SHAPES, EPOCHS)
 def test_seldp_all_groups_see_everything_and_never_the_same_chunk(shape: Shape, epoch: int) -> None:
-    """Chunk c is what group c has first."""
+    """Chunk c holds the samples that group c sees first."""
     P, length = shape.P, shape.n // shape.P
     found = hands(shape, SelDP(), epoch)
     chunks = [group[:length] for group in found]
@@ -85,7 +85,7 @@ def test_seldp_chunks_are_cut_anew_in_every_epoch() -> None:
 
 @given(SHAPES, EPOCHS)
 def test_defdp_groups_have_chunks_of_their_own(shape: Shape, epoch: int) -> None:
-    """The same ones in every epoch."""
+    """A group has the same samples in every epoch."""
     first, later = hands(shape, DefDP(), epoch), hands(shape, DefDP(), epoch + 1)
     for one, other in zip(first, later, strict=True):
         assert len(one) == len(other) == shape.n // shape.P
@@ -125,12 +125,12 @@ OWNED: list[Partition] = [DefDP(), ByLabel(), Dirichlet(1.0)]
 @given(st.integers(0, 2**20))
 @settings(max_examples=15)
 def test_what_is_owned_is_seen_in_turn(partition: Partition, seed: int) -> None:
-    """Pass by pass over many epochs: no sample of a group twice more than another one."""
+    """Over many epochs, the numbers of times that a group sees its samples differ by at most 1."""
     shape = Shape(103, 4, 1, seed, 6)
     try:
         epochs = [hands(shape, partition, epoch) for epoch in range(30)]
     except UserError:
-        return  # by chance somebody got nothing
+        return  # a group happened to get no samples
     owners: dict[int, int] = {}
     for g in range(shape.P):
         counts = Counter(row for epoch in epochs for row in epoch[g])
@@ -142,7 +142,7 @@ def test_what_is_owned_is_seen_in_turn(partition: Partition, seed: int) -> None:
 
 
 def label_counts(shape: Shape, partition: Dirichlet) -> np.ndarray:
-    """[group, label], of what groups own."""
+    """Return the number of samples that each group owns, as [group, label]."""
     from hpcsgd.data.partition import Samples
 
     shares = partition.shares(Samples(shape.n, shape.P, shape.seed, labels=shape.labels))
@@ -158,13 +158,13 @@ def test_dirichlet_of_a_large_alpha_is_nearly_iid(seed: int) -> None:
 
 @given(st.integers(0, 2**40))
 def test_dirichlet_of_a_small_alpha_gives_each_label_to_one_group(seed: int) -> None:
-    """A label is in two groups with a probability of about 6α; two of the five are so once in 10⁹ seeds."""
+    """Two groups share a label with probability about 6α; two of five labels are shared once in 10⁹ seeds."""
     counts = label_counts(Shape(4000, 4, 1, seed, 5), Dirichlet(1e-6))
     assert (counts.max(axis=0) > 700).sum() >= 4
 
 
 def test_dirichlet_has_the_variance_of_its_alpha() -> None:
-    """Var p = (1/P)(1 − 1/P)/(αP + 1), over many seeds and labels."""
+    """Over many seeds and labels, Var p = (1/P)(1 − 1/P)/(αP + 1)."""
     for alpha in (0.1, 1.0, 10.0):
         parts = [label_counts(Shape(8000, 4, 1, seed, 8), Dirichlet(alpha)) / 1000 for seed in range(60)]
         wanted = 0.25 * 0.75 / (4 * alpha + 1)
@@ -172,7 +172,7 @@ def test_dirichlet_has_the_variance_of_its_alpha() -> None:
 
 
 def test_the_numbers_never_change() -> None:
-    """Resumed runs go by them, on whatever version of numpy."""
+    """Resumed runs rely on these numbers, with any version of numpy."""
     shape = Shape(12, 3, 1, 3, 4)
     assert hands(shape, SelDP(), 2)[1] == [5, 3, 9, 7, 6, 1, 2, 11, 4, 10, 0, 8]
     assert hands(shape, DefDP(), 2)[1] == [2, 5, 8, 10]
@@ -199,7 +199,7 @@ def test_two_groups_with_three_quarters_share_half() -> None:
 def test_positions_hold_the_batches_of_their_group(
     partition: Partition, shape: Shape, epoch: int, data: st.DataObject
 ) -> None:
-    """K·b samples in a row, whatever K; and all groups make equally many steps."""
+    """A step takes K·b consecutive samples for every K, and all groups make equally many steps."""
     shape = Shape(shape.n + 60, shape.P, shape.K, shape.seed, min(shape.C, 3))
     b = data.draw(st.integers(1, 7))
     whole = hands(shape, partition, epoch)
@@ -278,7 +278,7 @@ def test_what_cannot_be() -> None:
 
 
 def test_cards_of_others_come_after_the_own_ones() -> None:
-    """From the next group on, around, until the share is full."""
+    """The samples of the following groups fill the share, cyclically."""
     samples = Samples(n=11, P=3, seed=0, shuffle=False)
     partition = Overlapping(0.8)
     assert [partition.assign(samples, g, epoch=0).tolist() for g in range(3)] == [

@@ -1,4 +1,4 @@
-"""Orders in runs of neighbours, for what lies in a file longer than memory."""
+"""Orders that keep neighbors together, for data in a file larger than memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.data import AsRank, DefDP, Sampler, rng
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 4), st.integers(1, 2000), st.integers(0, 3))
 def test_a_run_comes_at_one_go(run: int, pool: int, n: int, epoch: int) -> None:
-    """All of it within a few pools, the end of an epoch being beside its beginning."""
+    """A whole run comes within a few pools, if the end of an epoch is taken as adjacent to its beginning."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rng, "POOL", pool)
         order = rng.epoch_order(n, 3, epoch, run)

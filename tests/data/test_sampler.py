@@ -23,7 +23,7 @@ def samplers(total: int, ranks: int, **options: Any) -> list[Sampler]:
 
 
 def dealt(ranks: list[Sampler]) -> list[int]:
-    """What all ranks hold, first samples first."""
+    """Return the samples of all ranks, taken in turn."""
     return [index for turn in zip(*ranks, strict=True) for index in turn]
 
 
@@ -119,7 +119,7 @@ def test_start_is_counted_per_rank(size: tuple[int, int], data: st.DataObject) -
 
 
 def test_an_epoch_that_it_is_in_goes_on() -> None:
-    """As in a script that has loaded a checkpoint, and calls `set_epoch` as always."""
+    """A script may load a checkpoint and then call `set_epoch` as always."""
     (saved,), (resumed,) = samplers(10, 1), samplers(10, 1)
     saved.set_epoch(2)
     whole = list(saved)
@@ -267,7 +267,7 @@ def test_what_cannot_be() -> None:
 
 @pytest.mark.parametrize("now", [5, 9, 11, 20])
 def test_other_samples_in_the_middle_of_an_epoch_are_refused(now: int) -> None:
-    """Before anything is taken over."""
+    """The sampler keeps its own state if it refuses the other one."""
     (saved,), (resumed,) = samplers(10, 1, seed=3), samplers(now, 1)
     saved.set_epoch(2, start=4)
     line = (
@@ -282,7 +282,7 @@ def test_other_samples_in_the_middle_of_an_epoch_are_refused(now: int) -> None:
 @pytest.mark.parametrize("partition", [None, SelDP(), DefDP()], ids=str)
 @pytest.mark.parametrize(("taken", "left"), [(0, 6), (3, 0)])
 def test_other_samples_from_the_next_epoch_on(partition: Partition | None, taken: int, left: int) -> None:
-    """At the beginning of an epoch, and at its end, where one of ten samples is left out."""
+    """Resuming works at the beginning of an epoch, and at its end, where one of ten samples is left out."""
     saved = Sampler(9 if partition else 10, AsRank(0, 3), seed=3, partition=partition)
     saved.set_epoch(2, start=len(saved) if taken else 0)
     resumed = Sampler(18, AsRank(0, 3), partition=partition)

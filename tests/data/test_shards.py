@@ -1,4 +1,4 @@
-"""Tokens where they lie in the file: windows over the ends of shards, and what is damaged."""
+"""Tokens read from a file: windows that cross the ends of shards, and damaged blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: Path, types: int, count: int = COUNT) -> NDArray[np.int32]:
-    """A store of so many tokens in each split; those of `train`."""
+    """Write `count` random tokens in each split, and return those of `train`."""
     tokens = np.random.default_rng(0).integers(0, types, count, np.int32)
     with new_file(path) as file:
         Corpus(tuple(f"w{i}" for i in range(types)), {"train": tokens, "test": tokens[::-1]}).write(file, "t")
@@ -51,7 +51,7 @@ def test_the_narrowest_that_holds_all(types: int, bits: int) -> None:
 @pytest.mark.parametrize("types", [256, 300, 70_000])
 @pytest.mark.parametrize("count", [1, SHARD - 1, SHARD, SHARD + 1, COUNT])
 def test_windows_wherever_they_begin(path: Path, types: int, count: int) -> None:
-    """Within a shard, over the end of one, of several."""
+    """A window may lie within a shard or cross the end of one or several."""
     tokens = write(path, types, count)
     shards = TokenSegments(path, "train", count, types)
     for length in {1, 7, BLOCK, SHARD, SHARD + 1, 2 * SHARD + 3, count} & set(range(1, count + 1)):
@@ -62,7 +62,7 @@ def test_windows_wherever_they_begin(path: Path, types: int, count: int) -> None
 
 
 def test_shards_share_a_descriptor(path: Path) -> None:
-    """Of which a process has a thousand or so, and a text as many shards."""
+    """A process may open about a thousand descriptors, and a text may have as many shards."""
     write(path, 300)
     before = len(os.listdir("/proc/self/fd"))
     shards = TokenSegments(path, "train", COUNT, 300)
@@ -71,7 +71,7 @@ def test_shards_share_a_descriptor(path: Path) -> None:
 
 
 def test_the_kernel_is_told_of_runs_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until so many others came that they may be gone."""
+    """A run is announced again only after so many others that the kernel may have dropped it."""
     monkeypatch.setattr("hpcsgd.data.token_segments.RUN", 32)
     monkeypatch.setattr("hpcsgd.data.token_segments.REMEMBERED", 3)
     write(path, 300)
@@ -95,7 +95,7 @@ def test_a_damaged_block_is_named_when_it_is_read(path: Path) -> None:
     shards = TokenSegments(path, "train", COUNT, 300)
     shards.windows(np.array([2 * SHARD]), BLOCK)
     shards.windows(np.array([0, 2 * SHARD + 2 * BLOCK]), BLOCK)
-    for _ in range(2):  # nor is it taken for good the next time
+    for _ in range(2):  # the failed read does not mark the block as valid
         with pytest.raises(
             UserError, match="'train' is damaged: block 1 of shard 2 does not match its checksum"
         ):
@@ -105,7 +105,7 @@ def test_a_damaged_block_is_named_when_it_is_read(path: Path) -> None:
 
 
 def test_a_damaged_block_in_the_middle_of_a_window_is_found(path: Path) -> None:
-    """Of which neither end is in it."""
+    """The damage is found although neither end of the window is in the damaged block."""
     write(path, 300)
     with h5py.File(path, locking=False) as file:
         shard = file["train/2/x"]

@@ -1,4 +1,4 @@
-"""Files of text as tokens: what a store has against the documents, in bytes and with a 0 after each."""
+"""Files of text as tokens: a dataset file has the bytes of the documents, with a 0 after each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def packed(*documents: str) -> bytes:
 
 
 def write(folder: Path, **texts: str) -> list[Path]:
-    """Files `a.txt`, … with these texts."""
+    """Write a file `a.txt` for a text named `a`, and so on; return their paths."""
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():
         (folder / f"{name}.txt").write_text(text)
@@ -124,7 +124,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 def test_pieces_and_shards_leave_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: list[str], piece: int, shard: int
 ) -> None:
-    """Nor is a character ever cut."""
+    """The tokens do not depend on the sizes of segments and shards, and no character is cut."""
     monkeypatch.setattr("hpcsgd.data.texts.SEGMENT", piece)
     monkeypatch.setattr("hpcsgd.data.token_segments.SHARD", 8 * shard)
     monkeypatch.setattr("hpcsgd.data.token_segments.BLOCK", 4)

@@ -15,8 +15,10 @@ TEXT = "the cat sees été, the dog hears it.\n" * 40
 
 
 def write_tokenizer(folder: Path, *, types: int = 300, end: str = "<|endoftext|>") -> Path:
-    """A small one of the library, or the test is skipped; it pads, truncates and begins each text with a
-    token, as many do that are distributed."""
+    """Write a small tokenizer of the library and return its path, or skip the test.
+
+    It pads, truncates and begins each text with a token, as many published tokenizers do.
+    """
     library: Any = pytest.importorskip("tokenizers")
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -89,7 +91,7 @@ def test_how_a_document_ends(tmp_path: Path) -> None:
 
 
 def test_the_store_keeps_it(tmp_path: Path) -> None:
-    """Whatever becomes of the file."""
+    """The dataset file still has its tokenizer after the tokenizer's file is gone."""
     path = write_tokenizer(tmp_path)
     (tmp_path / "a.txt").write_text(TEXT)
     convert_text([tmp_path / "a.txt"], tmp_path / "a.h5", str(path), test=[tmp_path / "a.txt"])

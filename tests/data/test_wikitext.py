@@ -75,7 +75,7 @@ def test_malformed_files(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_real_one(real_data: Callable[[str], Path], tmp_path: Path) -> None:
-    """Counts as its authors give them, section 4.3."""
+    """The counts equal those that its authors give in section 4.3."""
     summary = convert("wikitext", real_data("wikitext-2"), tmp_path / "store.h5")
     assert summary.rows == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
     assert summary.header.types == 33_278

@@ -16,7 +16,7 @@ from hpcsgd.data.formats import wikitext
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.errors import UserError
 
-LINES = {"train": 400, "valid": 160, "test": 5}  # 2800, 1120 and 35 tokens: in one shard each
+LINES = {"train": 400, "valid": 160, "test": 5}  # 2800, 1120 and 35 tokens, each in one shard
 
 
 @pytest.fixture(scope="module")
