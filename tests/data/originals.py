@@ -12,7 +12,7 @@ SIZES = {"train": 120, "valid": 5, "test": 30}
 def write_wikitext(folder: Path, lines: dict[str, int] | None = None, seed: int = 0) -> Path:
     """Write files of WikiText and return `folder`.
 
-    `lines` is the number of sentences by split. The sentences follow a small grammar, with empty lines between.
+    `lines` gives the number of sentences per split. They follow a small grammar; empty lines separate them.
     """
     folder.mkdir(exist_ok=True)
     chance = np.random.default_rng(seed)

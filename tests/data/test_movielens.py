@@ -30,7 +30,7 @@ def test_every_form_gives_the_same_store(tmp_path: Path, name: str) -> None:
 
 
 def test_the_latest_of_each_user_is_held_out(tmp_path: Path) -> None:
-    tied = [(u, i, r, 10**6 if u == 3 else t) for u, i, r, t in ROWS]  # among equal times, the last line counts
+    tied = [(u, i, r, 10**6 if u == 3 else t) for u, i, r, t in ROWS]  # of equal times, the last line counts
     write_movielens(tmp_path / "ml", tied)
     summary = convert("movielens", tmp_path / "ml", tmp_path / "store.h5")
     train, test, users, items = content(tmp_path / "store.h5").values()

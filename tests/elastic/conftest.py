@@ -1,4 +1,4 @@
-"""A coordinator at work, and clients at it."""
+"""A running coordinator and its clients."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.resource_budget import ResourceBudget
 
 HEARTBEAT_TIMEOUT = 600.0
-"""Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
+"""Seconds; longer than any machine delays a thread, so that no group is lost by accident."""
 TOKEN = "of these tests"
 
 
 class Desk:
-    """Coordinators, and clients that are left when the test ends."""
+    """Coordinators, and clients that are closed when the test ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clients: list[Client] = []
         self.pid = 0
-        """Of the last one that is a process of its own."""
+        """The process id of the last coordinator that runs in its own process."""
 
     @contextmanager
     def coordinator(
@@ -53,8 +53,10 @@ class Desk:
         budget: ResourceBudget | None = None,
         term: int | None = None,
     ) -> Iterator[Coordinator]:
-        """In a thread of its own; ends when the clients have left. With a `term`, which becomes its own, that
-        of groups that are started apart."""
+        """Serve a coordinator in a thread; it ends when the clients have left.
+
+        With a `term`, claim that term and start the coordinator as for groups that are started separately.
+        """
         events = EventLog(self.folder / "events.jsonl")
         if term is not None:
             assert claim(self.folder, term)
@@ -81,7 +83,7 @@ class Desk:
     def killable(
         self, replica_groups: int, port: int = 0, heartbeat_timeout: float = HEARTBEAT_TIMEOUT
     ) -> Iterator[str]:
-        """The address of one that is a process of its own, killed at the end of the block."""
+        """Yield the address of a coordinator in its own process, which is killed at the end of the block."""
         told = {
             "replica_groups": replica_groups, "token": TOKEN, "heartbeat_timeout": heartbeat_timeout,
             "timeout": 60,
@@ -100,7 +102,7 @@ class Desk:
                 process.kill()
 
     def events(self) -> list[Event]:
-        """Of all coordinators up to now."""
+        """Return the events of all coordinators so far."""
         return read(self.folder / "events.jsonl")
 
     def leave(self) -> None:
@@ -134,7 +136,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading is as with NFS: what was not there is not there until somebody opens its folder."""
+    """Read files as with NFS: a missing file stays missing until its folder is listed."""
     absent: set[str] = set()
     here = {name: getattr(module, name) for module, name in ((os, "stat"), (io, "open"), (os, "listdir"))}
 

@@ -1,4 +1,4 @@
-"""Groups that are started apart: each begins by itself, and their coordinator moves."""
+"""Groups that are started separately: each begins by itself, and their coordinator may move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPS = Vote(leaving=True)
 
 
 def membership(*which: int) -> Membership:
-    """Of these groups, each of one rank."""
+    """Return a membership of these groups, each with one rank."""
     found = Membership(frozenset(), together=False)
     for replica_group in which:
         found.come(replica_group, 0, 1, f"{replica_group}", found.register.rounds)

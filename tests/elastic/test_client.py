@@ -1,4 +1,4 @@
-"""What a client does when its connection breaks: the test is the coordinator."""
+"""What a client does when its connection breaks; the test acts as the coordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_what_was_said_last_is_said_again_on_a_new_connection() -> None:
     heard: list[dict[str, Any]] = []
 
     def converse(listener: socket.socket) -> None:
-        """Hear what there is to do, twice, and answer it the second time."""
+        """Receive the client's requests on two connections, and answer only on the second one."""
         for _ in range(2):
             connection, _ = listener.accept()
             with connection, connection.makefile("r") as lines:

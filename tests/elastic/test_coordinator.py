@@ -1,4 +1,4 @@
-"""Clients of a coordinator, over real connections."""
+"""Clients of a coordinator, with real connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING = Vote()
 
 
 def at_once(*calls) -> list[Register]:
-    """As ranks do it, each waiting for the others."""
+    """Make the calls in parallel, as ranks do, and return their results."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(20) for future in [pool.submit(call) for call in calls]]
 
@@ -38,7 +38,7 @@ def vote(client: Client, now: Register, ballot: Vote = NOTHING) -> Register:
 
 
 def assert_left_behind(client: Client, before: Register, why: str) -> None:
-    """It is told why, or finds its connection broken and, on a new one, that the others have gone on."""
+    """Check that the client is evicted because of `why`, or finds that the others have gone on without it."""
     try:
         after = vote(client, before)
         assert after.phase is Phase.OPEN or client._hello["replica_group"] not in after.replica_groups
@@ -69,7 +69,7 @@ def test_rounds_go_by(desk: Desk) -> None:
 
 
 def test_a_commit_tells_how_far_those_are_that_count(desk: Desk) -> None:
-    """The first one of them, in each round anew."""
+    """The first counting group gives the progress, in each round again."""
     with desk.coordinator(2) as at:
         clients = [desk.client(at.address, replica_group) for replica_group in (0, 1)]
         now = come(*clients)
@@ -98,7 +98,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
         staying, frozen = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(staying, frozen)
         outcome = later(lambda: vote(staying, now))
-        frozen._sending.acquire()  # no beat gets out
+        frozen._sending.acquire()  # no heartbeat is sent
 
         def after_long_silence() -> bool:
             for client in [client for client in at._clients if client.replica_group == 1]:
@@ -153,13 +153,13 @@ def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
 
 
 def test_of_two_that_are_one_group_the_later_one_stays(desk: Desk) -> None:
-    """Of a launcher that was killed the ranks may live on; its next one starts others."""
+    """The ranks of a killed launcher may still run when its next launcher starts others."""
     with desk.coordinator(1) as at:
         old = desk.client(at.address, 0)
         come(old)
         new = desk.client(at.address, 0, life="second.1")
         now = come(new)
-        again = desk.client(at.address, 0, life="first.2")  # on a connection of which it was not told
+        again = desk.client(at.address, 0, life="first.2")  # its new connection knows nothing of that
         for left in (old, again):
             wait_for(lambda left=left: not left._thread.is_alive())
             with pytest.raises(PeerLost, match="it was started again"):
@@ -168,7 +168,7 @@ def test_of_two_that_are_one_group_the_later_one_stays(desk: Desk) -> None:
 
 
 def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it is gone at once, and its old connection may be there longer than it."""
+    """This holds although its process ends at once and its old connection may outlast it."""
     with desk.coordinator(2) as at:
         staying = desk.client(at.address, 0)
         movers = [desk.client(at.address, 1, rank, 2) for rank in (0, 1)]
@@ -279,11 +279,11 @@ def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
 
 
 def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Desk) -> None:
-    """Two ranks of a group have to agree on the generation, though one saw it run and the other did not."""
+    """Two ranks of a group must agree on the generation, although only one of them saw it run."""
     with desk.coordinator(2) as at:
         first, second = desk.client(at.address, 0, 0, 2), desk.client(at.address, 0, 1, 2)
         other = desk.client(at.address, 1)
-        second._news.acquire()  # hears nothing for a while
+        second._news.acquire()  # receives nothing for a while
         late = later(lambda: second.come("nowhere:1", 0))
         second._news.release()
         (one, two) = at_once(lambda: first.come("nowhere:1", 0), lambda: other.come("nowhere:1", 0))
@@ -318,14 +318,14 @@ def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Des
         assert {(each.phase, each.generation, each.rounds) for each in after} == {
             (Phase.RUN, now.generation, 1)
         }
-        wait_for(lambda: len(desk.events()) > 1)  # a commit is written after it has been told
+        wait_for(lambda: len(desk.events()) > 1)  # a commit is written after it has been announced
         assert [event["event"] for event in desk.events()] == ["generation", "commit"]
 
 
 def test_who_was_passed_over_asks_for_the_generation_after_that(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for the one after what it has heard since: that one may have this group."""
+    """It does not ask for a generation after those heard of since, which may include its own group."""
     with desk.coordinator(2) as at:
         here, other = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(here, other)

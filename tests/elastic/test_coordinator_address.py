@@ -1,4 +1,4 @@
-"""How groups find a coordinator that moves: by a file that only their owner may read."""
+"""Groups find a coordinator that moves by a file that only their owner may read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_newest_term_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forgetful")
 def test_what_nfs_remembers_is_not_believed(tmp_path: Path) -> None:
-    """Another node says where its coordinator is after this one has looked."""
+    """Another node publishes its coordinator's address after this one has looked."""
     claim(tmp_path, 1)
     assert of_term(tmp_path, 1) is None
     (tmp_path / "1" / "address.json").write_bytes(b'{"address": "10.0.0.1:5000", "token": "a token"}')
@@ -61,7 +61,7 @@ def test_the_token_is_that_of_the_run(tmp_path: Path) -> None:
     assert len(first) == 64
     assert token_for(tmp_path, 1) != first
     CoordinatorAddress("10.0.0.1:5000", first).publish(tmp_path, 1)
-    claim(tmp_path, 2)  # says nothing
+    claim(tmp_path, 2)  # publishes no address
     assert token_for(tmp_path, 3) == first
 
 

@@ -1,4 +1,4 @@
-"""Groups of threads that meet over real connections, and what they do when some are lost."""
+"""Groups of threads that average over real connections, and what they do when some are lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.endings import Over, Relocated
 
 SIZES = (37, 1, 8)
-"""Of the vectors; some shards are empty."""
+"""The sizes of the vectors; some shards are empty."""
 
 
 def start_values(replica_group: int) -> list[Tensor]:
@@ -34,7 +34,7 @@ def replica_groups(
     body: Callable[[int, Communicator, ElasticAverage], Any],
     timeout: float = 60,
 ) -> list[list[Any]]:
-    """`body(replica_group, group, meetings)` on every rank of every group; results by group and rank."""
+    """Call `body(replica_group, group, elastic_average)` on every rank; return results by group and rank."""
 
     def of(replica_group: int) -> list[Any]:
         def rank(group: Communicator) -> Any:
@@ -62,7 +62,7 @@ def replica_groups(
 
 
 def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
-    """Three groups of two ranks: the sum of what goes around would overflow, and round at each group."""
+    """The sum of the three groups' values would overflow in 16 bits, and each group would round it."""
 
     def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> list[Tensor]:
         w = [torch.full((7,), 30000.0 + 16 * replica_group, dtype=torch.float16)]

@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def story(events: EventLog, clock: Clock) -> None:
-    """Every event there is, a second after the other."""
+    """Log every kind of event, one per second."""
     for tell in (
         lambda: events.started(replica_group=1, life="a", ranks=2),
         lambda: events.generation(generation=1, members=[1, 0], newcomers=[], rounds=0),
@@ -129,5 +129,5 @@ def test_damage_before_the_last_line_is_an_error_naming_the_line(tmp_path: Path,
     for use in (read, EventLog):
         with pytest.raises(UserError, match=r"events.jsonl:2: not an event of an event log"):
             use(path)
-    path.write_bytes(b"\n".join([good, good, damage]))  # the last line: half written
+    path.write_bytes(b"\n".join([good, good, damage]))  # the last line is half written
     assert len(read(path)) == 2

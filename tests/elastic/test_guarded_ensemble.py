@@ -1,4 +1,4 @@
-"""Groups that may die, one of which goes astray: who is left out, and what those who return get."""
+"""Groups that may die, one of which diverges: which group is left out, and what returning groups get."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from references import model, vector
 
 PLAIN = PseudoGradientPenalty(temperature=math.inf)
 BAD = 1
-"""The group that goes astray."""
+"""The group that diverges."""
 ALL = 3
 
 
 class Moved:
-    """A group of a model with a buffer, which moves as it is told, and then synchronizes."""
+    """A group of a model with a buffer. It moves by given changes, and then synchronizes."""
 
     def __init__(self, group: Communicator, alive: ElasticAverage, guard: PseudoGradientPenalty) -> None:
         self.net = model(dtype=torch.float64)
@@ -45,15 +45,17 @@ class Moved:
         self.start = vector(self.net)
 
     def by(self, change: float) -> tuple[float, float, float]:
-        """Change the model and set the buffer to this; what both are then, the model's from its first
-        value, and how many groups were left out."""
+        """Change the model, set the buffer to `change`, and synchronize.
+
+        Return how far the model is from its first value, the buffer, and how many groups were left out.
+        """
         for p in self.net.parameters():
             p.grad = torch.full_like(p, -change)
         self.seen.fill_(change)
         self.optimizer.step()
         found = vector(self.net) - self.start
         spread = (found.max() - found.min()).item()
-        assert not spread > 1e-9  # NaN of what is infinite
+        assert not spread > 1e-9  # NaN if the model is infinite
         return found.mean().item(), self.seen[0].item(), self.optimizer.metrics["groups_left_out"]
 
     @property
@@ -64,7 +66,7 @@ class Moved:
 def moves(
     at: Coordinator, ranks: Sequence[int], changes: Sequence[Sequence[float]], guard: PseudoGradientPenalty
 ) -> list[list[Any]]:
-    """What every rank sees when its group makes the moves in its row of `changes`."""
+    """Return the results of every rank whose group makes the changes in its row of `changes`."""
 
     def body(g: int, group: Communicator, alive: ElasticAverage) -> list[tuple[float, float, float]]:
         moved = Moved(group, alive, guard)
@@ -76,7 +78,7 @@ def moves(
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 1, 3)])
 def test_who_is_not_finite_is_left_out(desk: Desk, ranks: tuple[int, ...], value: float) -> None:
-    """Its model, and its buffers; it goes on from the mean of the others."""
+    """Its model and its buffers are left out; it continues from the mean of the others."""
     with desk.coordinator(ALL) as at:
         for found in moves(at, ranks, [[1.0, 1.0], [value, 1.0], [2.0, 1.0]], PLAIN):
             assert found == [pytest.approx((1.5, 1.5, 1)), pytest.approx((2.5, 1.0, 0))]
@@ -126,7 +128,7 @@ def test_who_is_alone_is_not_left_out(desk: Desk, change: float) -> None:
 
 
 def test_who_returns_adds_nothing_and_has_a_new_history(desk: Desk) -> None:
-    """It takes the mean of the others, although it begins elsewhere; then its changes count."""
+    """It takes the mean of the others, although it begins with another model. Then its changes count."""
     died, alone = threading.Event(), threading.Event()
 
     def returning(group: Communicator, alive: ElasticAverage) -> list[tuple[float, float, float]]:

@@ -1,4 +1,4 @@
-"""A proof is good for one connection to one door, and for nobody who passes it on."""
+"""A proof is valid for one connection to one listener, and useless to anyone who relays it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN = "of this run"
 def outcomes(
     client: Callable[[socket.socket], None], host: Callable[[socket.socket], None], *, relayed: bool = False
 ) -> list[str]:
-    """How the two ends of a connection fare, or of two that a stranger passes messages on between."""
+    """Return the results at both ends of a connection, which a stranger in the middle may relay."""
     told = ["", ""]
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_server(("127.0.0.1", 0)) as squatted:
 

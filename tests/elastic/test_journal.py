@@ -1,4 +1,4 @@
-"""Terms of coordinators: in whatever order they begin, write and look, no two tell of different trainings."""
+"""Terms of coordinators: however their reads and writes interleave, no two announce different trainings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_file_for_coordinators_in_turn(tmp_path: Path) -> None:
 
 
 BEFORE, BETWEEN, AFTER = range(3)
-"""The moments of one that writes: before it does, before it looks, and when it has told."""
+"""The moments of a coordinator that writes: before it writes, before it looks, and after it has announced."""
 ORDERS = list(combinations_with_replacement((BEFORE, BETWEEN, AFTER), 2))
 
 
@@ -106,7 +106,7 @@ def test_what_nfs_remembers_is_not_believed(tmp_path: Path) -> None:
 
 
 def coordinator(terms: Path, told: list[int]) -> Iterator[None]:
-    """Two rounds by one that begins when it likes; between any two lines others may have their turn."""
+    """Run two rounds of a coordinator; it yields wherever another coordinator may run."""
     number = last_claimed(terms) + 1
     yield
     if not claim(terms, number):
@@ -127,7 +127,7 @@ def coordinator(terms: Path, told: list[int]) -> Iterator[None]:
 
 
 def told_in(terms: Path, many: int, draw: Callable[[int], int]) -> list[int]:
-    """What so many coordinators told; `draw` says which of those at work has its turn."""
+    """Return the rounds that `many` coordinators announced; `draw` chooses which of them runs next."""
     terms.mkdir()
     told: list[int] = []
     at_work = [coordinator(terms, told) for _ in range(many)]
@@ -141,7 +141,7 @@ def told_in(terms: Path, many: int, draw: Callable[[int], int]) -> list[int]:
 
 @pytest.mark.slow
 def test_in_every_order_of_two_no_round_is_told_twice(tmp_path: Path) -> None:
-    """Two that told of the same round would have told of different models."""
+    """Two coordinators that announced the same round would have announced different models."""
     orders = list(product((0, 1), repeat=11))
     for order in orders:
         turns = iter(order)

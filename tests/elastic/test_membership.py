@@ -12,7 +12,7 @@ from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.register import Phase, Point, Register, Vote
 
 RANKS = (2, 1, 3)
-"""Of each group."""
+"""The number of ranks of each group."""
 NOTHING = Vote()
 CLIENTS = [(replica_group, rank) for replica_group, ranks in enumerate(RANKS) for rank in range(ranks)]
 clients = st.sampled_from(CLIENTS)
@@ -51,7 +51,7 @@ def test_a_round_is_committed_by_the_last_client() -> None:
     membership = running(0, 1)
     vote(membership, 0)
     assert membership.register.rounds == 0
-    vote(membership, 0)  # nobody counts twice
+    vote(membership, 0)  # a second vote does not count
     assert membership.register.rounds == 0
     vote(membership, 1)
     assert (membership.register.rounds, membership.register.generation) == (1, 1)
@@ -102,7 +102,7 @@ def test_whoever_returns_is_in_after_the_round() -> None:
 
 
 def test_who_has_half_come_is_not_forgotten() -> None:
-    """One of its ranks comes while the register closes on others, the second one later."""
+    """One of its ranks comes while the register closes on other groups, and the second rank comes later."""
     membership = Membership(frozenset({1}))
     membership.come(0, 0, RANKS[0], "0.0", 0)
     come(membership, 1)
@@ -217,7 +217,7 @@ class Groups(RuleBasedStateMachine):
         self.seen = self.membership.register
 
     def after(self) -> None:
-        """What one event may do."""
+        """Check that one event made only an allowed change."""
         before, now = self.seen, self.membership.register
         assert now.generation in (before.generation, before.generation + 1)
         if now.rounds == before.rounds + 1 and now.generation == before.generation:
@@ -271,7 +271,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: len(self.dead) < len(RANKS))
     @rule()
     def all_who_live_come_and_vote(self) -> None:
-        """From any state, the living alone get a round done."""
+        """From any state, the living groups can complete a round by themselves."""
         living = [replica_group for replica_group in range(len(RANKS)) if replica_group not in self.dead]
         for _ in range(3):
             if self.membership.register.phase is Phase.OPEN:

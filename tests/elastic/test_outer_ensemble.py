@@ -1,4 +1,4 @@
-"""An outer optimizer on the mean of groups that may die: its steps, and what groups that return get of it."""
+"""An outer optimizer on the mean of groups that may die: its steps, and its state in returning groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL, BAD = 3, 1
 
 
 class Moved:
-    """A group that moves as it is told, and then synchronizes."""
+    """A group that moves by given changes, and then synchronizes."""
 
     def __init__(self, group: Communicator, alive: ElasticAverage, dtype: torch.dtype, **how: Any) -> None:
         self.net = model(dtype=dtype)
@@ -53,7 +53,7 @@ def courses(
     dtype: torch.dtype = torch.float64,
     **how: Any,
 ) -> list[list[Tensor]]:
-    """The models of every rank after each of its group's moves, which are a row of `changes`."""
+    """Return the models of every rank after each change of its group, which are a row of `changes`."""
 
     def body(g: int, group: Communicator, alive: ElasticAverage) -> list[Tensor]:
         moved = Moved(group, alive, dtype, **how)
@@ -66,7 +66,7 @@ def courses(
 def reference(
     means: Sequence[float], make: MakeOptimizer, dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
-    """Algorithm 1 of DiLoCo in plain torch; `means` are the groups' mean moves."""
+    """Return the models by algorithm 1 of DiLoCo in plain torch; `means` are the groups' mean changes."""
     theta = nn.Parameter(vector(model(dtype=torch.float64)).clone())
     outer = make([theta])
     models = []
@@ -78,7 +78,7 @@ def reference(
 
 
 def assert_alike(found: Sequence[Sequence[Tensor]]) -> None:
-    """All ranks of all groups have the same bits."""
+    """Check that all ranks of all groups have the same bits."""
     for course in found:
         assert all(torch.equal(x, y) for x, y in zip(course, found[0], strict=True))
 
@@ -95,7 +95,7 @@ def test_the_steps_are_those_of_diloco(desk: Desk, ranks: tuple[int, ...], make:
 
 
 def test_sixteen_bits_keep_small_steps(desk: Desk) -> None:
-    """θ is wider than the model: steps too small for its format add up, and rounding is no movement."""
+    """θ has a wider format than the model: small steps add up, and rounding is not taken for movement."""
     make: MakeOptimizer = lambda ws: optim.SGD(ws, lr=2**-9)  # noqa: E731
     found = courses(desk, (1, 2), [[1.0] * 8] * 2, torch.bfloat16, outer=make)
     assert_alike(found)
@@ -105,7 +105,7 @@ def test_sixteen_bits_keep_small_steps(desk: Desk) -> None:
 
 
 def test_without_a_move_there_is_no_step(desk: Desk) -> None:
-    """As when a group returns: the momentum alone would move the model."""
+    """When a group returns, momentum alone would otherwise move the model."""
     made: list[OuterElasticMean] = []
 
     def body(g: int, group: Communicator, alive: ElasticAverage) -> tuple[list[Tensor], Tensor]:
@@ -126,7 +126,7 @@ def test_without_a_move_there_is_no_step(desk: Desk) -> None:
 
 
 def test_who_is_left_out_by_a_guard_has_no_part_in_the_step(desk: Desk) -> None:
-    """If all are, nobody moves, the momentum included."""
+    """If all groups are left out, nothing changes, including the momentum."""
     guard = PseudoGradientPenalty(temperature=float("inf"))
     changes = [
         [1.0, 1.0, float("nan"), 2.0],
@@ -145,7 +145,7 @@ def test_who_is_left_out_by_a_guard_has_no_part_in_the_step(desk: Desk) -> None:
 def test_who_returns_gets_the_state_of_the_others(
     desk: Desk, ranks: tuple[int, int], make: MakeOptimizer
 ) -> None:
-    """It begins with another model and no outer state; from its first round on it is like the rest."""
+    """It begins with another model and no outer state; from its first round on it equals the others."""
     died, alone = threading.Event(), threading.Event()
     schedule = outer_schedules.piecewise(40, lr=[[0, 0.2], [1, 1.0]])
 
@@ -194,7 +194,7 @@ def test_what_is_refused() -> None:
 
 
 class Odd(optim.SGD):
-    """An optimizer with state that is neither a number nor like the model."""
+    """An optimizer with state that is neither a number nor shaped like the model."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         super().__init__(params, **defaults)

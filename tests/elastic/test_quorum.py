@@ -1,4 +1,4 @@
-"""Rounds that a quorum of groups goes through without the others."""
+"""Rounds that a quorum of groups completes without the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHY = "it did not arrive within 4 s after the quorum of 2"
 
 
 def arrived(*ranks: tuple[int, int], timeout: float = 100.0, quorum: int | None = 2) -> Arrivals:
-    """The n-th one at second n."""
+    """Return arrivals of which the n-th one came at second n."""
     arrivals = Arrivals(timeout, quorum, 4.0)
     for second, (replica_group, rank) in enumerate(ranks):
         arrivals.add(replica_group, rank, NOW, float(second))
@@ -119,7 +119,7 @@ def test_two_of_three_go_on_and_the_third_comes_back(
 
 
 def test_a_late_group_takes_the_others_outer_state(desk: Desk) -> None:
-    """Its own change of the model has no part in the outer step, and afterwards it has the others' bits."""
+    """Its own change of the model is not part of the outer step, and afterwards it has the others' bits."""
     gone_on = threading.Event()
 
     def nesterov(parameters: object) -> torch.optim.Optimizer:

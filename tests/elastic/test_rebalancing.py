@@ -1,4 +1,4 @@
-"""Units of compute by Lemma 1: whole, moved only for good, and figure 5 of the paper in small."""
+"""Rebalancing by Lemma 1: whole units, moved only for a gain, and a small version of the paper's figure 5."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def longest(alpha: Mapping[int, float], x: Mapping[int, float]) -> float:
 
 
 def whole_shares(replica_groups: int, X: int) -> Iterator[dict[int, int]]:
-    """All there are: X units in a row, cut between different ones."""
+    """Yield all ways to split X units among the groups, each with at least one."""
     for cuts in combinations(range(1, X), replica_groups - 1):
         ends = [0, *cuts, X]
         yield {
@@ -36,12 +36,12 @@ def whole_shares(replica_groups: int, X: int) -> Iterator[dict[int, int]]:
 
 
 def spent(alpha: Mapping[int, float], t: float) -> float:
-    """Units for a time of t with at least one for each: x_i = max(1, α_i/t)."""
+    """Return the units needed for a time of t with at least one for each: x_i = max(1, α_i/t)."""
     return sum(max(1, a / t) for a in alpha.values())
 
 
 def lemma_1(alpha: Mapping[int, float], X: int) -> dict[int, float]:
-    """x_i = max(1, α_i/t), with t found by halving."""
+    """Return x_i = max(1, α_i/t), with t found by bisection."""
     low, high = 0.0, sum(alpha.values())
     for _ in range(200):
         t = (low + high) / 2
@@ -118,7 +118,7 @@ def test_what_no_policy_can_be_and_no_epoch_was() -> None:
 
 @given(few, st.data())
 def test_a_constant_alpha_is_met_after_one_epoch(alpha: dict[int, int], data: st.DataObject) -> None:
-    """max t is that of Lemma 1 but for a unit less, from wherever it began."""
+    """From any start, max t is that of Lemma 1 with its shares rounded down, or less."""
     X = len(alpha) + data.draw(st.integers(0, 100))
     x = split(data, len(alpha), X)
     x = Rebalancing(X, min_gain=0.0).propose(epoch(alpha, x), x) or x
@@ -139,7 +139,7 @@ def test_a_move_has_to_gain_more_than_it_costs() -> None:
         Rebalancing(200),
         {0: 1.0, 1: 1.5},
         {0: 100, 1: 100},
-    )  # a gain of 0.25 s an epoch
+    )  # a gain of 0.25 s per epoch
     assert policy.propose(seconds, units, cost=0.24) == {0: 80, 1: 120}
     assert policy.propose(seconds, units, cost=0.26) is None
     assert policy.propose(seconds, units, cost=2.6, ahead=10) is None
@@ -163,7 +163,7 @@ def test_who_returns_counts_as_an_average_group() -> None:
     assert policy.propose({0: 9.0, 1: 1.0}, {0: 0, 1: 12}) == {
         0: 6,
         1: 6,
-    }  # what the dead needed is of the past
+    }  # the time of the dead group no longer counts
     assert policy.propose({}, {0: 12, 1: 0, 2: 0}) == {0: 4, 1: 4, 2: 4}
 
 
@@ -178,7 +178,7 @@ def test_who_returns_counts_as_an_average_group() -> None:
 def test_noise_moves_nothing_back(
     alpha: dict[int, float], alike: bool, free: int, data: st.DataObject, chance: Random
 ) -> None:
-    """Every move makes the true time shorter, so no allocation is ever left twice."""
+    """Every move shortens the true time, so no split comes back."""
     alpha = dict.fromkeys(alpha, 1.0) if alike else alpha
     X = len(alpha) + free
     x, policy = split(data, len(alpha), X), Rebalancing(X)
@@ -198,7 +198,7 @@ def test_noise_moves_nothing_where_all_are_as_fast(alpha: dict[int, float]) -> N
 
 
 def split(data: st.DataObject, replica_groups: int, X: int) -> dict[int, int]:
-    """Some way to give each group a unit or more."""
+    """Return a random split with at least one unit for each group."""
     cuts = sorted(
         data.draw(
             st.lists(
@@ -214,7 +214,7 @@ def split(data: st.DataObject, replica_groups: int, X: int) -> dict[int, int]:
 
 
 def epoch(alpha: Mapping[int, float], x: Mapping[int, int], chance: Random | None = None) -> dict[int, float]:
-    """t_i = α_i/x_i, as measured."""
+    """Return the measured times t_i = α_i/x_i, with noise if `chance` is given."""
     noise = {replica_group: 1 + (chance.uniform(-NOISE, NOISE) if chance else 0) for replica_group in x}
     return {
         replica_group: alpha[replica_group] / x[replica_group] * noise[replica_group] for replica_group in x
@@ -225,7 +225,10 @@ EPOCHS, X, SLOW, DEAD = 50, 256, range(5, 15), range(26, 34)
 
 
 def figure_5(number: int) -> dict[int, float]:
-    """α of the living in an epoch: group 1 is slow for a while, and has all data while group 0 is dead."""
+    """Return α of the living groups in an epoch.
+
+    Group 1 is slow for a while, and has all the data while group 0 is dead.
+    """
     if number in DEAD:
         return {1: 2560.0}
     return {0: 1280.0, 1: 3840.0 if number in SLOW else 1280.0}
@@ -244,7 +247,7 @@ def test_figure_5_of_the_paper(noise: int | None) -> None:
             x = moved
         seconds = epoch(alpha, x, chance)
         t = sum(alpha.values()) / X
-        if number not in (SLOW.start, SLOW.stop):  # what an epoch is like is known when it is over
+        if number not in (SLOW.start, SLOW.stop):  # an epoch's times are known only after it
             assert longest(alpha, x) <= 1.15 * t
             if chance is None:
                 assert all(

@@ -1,4 +1,4 @@
-"""What the resource budget of the coordinator gives to whom when samples are dealt."""
+"""How the coordinator's resource budget is shared when samples are assigned."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_the_living_have_what_the_dead_had() -> None:
 
 
 def test_ranks_are_those_that_the_living_have() -> None:
-    """Those of the dead are gone with their node."""
+    """The ranks of dead groups are gone with their nodes."""
     assert budget("ranks").units(register(4, 0, 4), {0: 1.0, 2: 3.0}) == {0: 2, 2: 6}
     assert budget("ranks").units(register(4, 0, 4), {0: 1.0, 2: 1.0}) is None
 
 
 def test_a_move_of_ranks_has_to_pay() -> None:
-    now = register(4, 4)  # 10 epochs ahead, each of them faster by 1 s
+    now = register(4, 4)  # 10 epochs remain, each of them faster by 1 s
     assert budget("ranks", cost=9).units(now, {0: 1.0, 1: 3.0}) == {0: 2, 1: 6}
     assert budget("ranks", cost=11).units(now, {0: 1.0, 1: 3.0}) is None
 

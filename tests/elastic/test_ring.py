@@ -22,7 +22,7 @@ PATIENCE = 60.0  # seconds
 
 @contextmanager
 def rings(size: int, overdue: Callable[[float], bool] = lambda _: False) -> Iterator[list[TcpRing]]:
-    pairs = [socket.socketpair() for _ in range(size)]  # from each to its right
+    pairs = [socket.socketpair() for _ in range(size)]  # from each one to its right neighbor
     found = [TcpRing(r, size, pairs[r - 1][1], pairs[r][0], overdue) for r in range(size)]
     try:
         yield found
@@ -44,7 +44,7 @@ def means(found: list[TcpRing], vectors: list[Tensor | None], n: int, counting: 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("n", [1, 4, 7, 1000])
 def test_the_mean_is_the_same_everywhere(size: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks that no run is a multiple of. One gives nothing and does not count."""
+    """Blocks do not divide the vectors evenly. One participant gives nothing and does not count."""
     monkeypatch.setattr(ring, "_BLOCK", 76)
     vectors: list[Tensor | None] = [torch.arange(float(n)) + 100 * r for r in range(size)]
     vectors[1] = None
@@ -88,7 +88,7 @@ def test_they_find_each_other_by_their_doors(doors: list[ring.Listener]) -> None
 
 
 def test_who_is_cut_looks_up_with_its_neighbour() -> None:
-    """However long both may wait. What begins afterwards does not."""
+    """This holds however long both may wait. Operations that begin afterwards fail, too."""
     both = [Rings(replica_group, "127.0.0.1", TOKEN, PATIENCE) for replica_group in (4, 7)]
     members = tuple(
         Member(replica_group, (here.address,), 0) for replica_group, here in zip((4, 7), both, strict=True)
@@ -124,7 +124,7 @@ def test_alone_it_is_its_own() -> None:
 
 
 def test_it_looks_up_as_soon_as_there_is_something_to_do() -> None:
-    """Without that it would go on a moment later, again and again."""
+    """Otherwise the loop would wait a moment each time."""
     left, right = socket.socketpair()
     with left, right:
         right.setblocking(False)
@@ -140,14 +140,14 @@ def test_it_looks_up_as_soon_as_there_is_something_to_do() -> None:
 @pytest.mark.parametrize(("late", "side"), [("the left one", -1), ("the right one", 1)])
 def test_who_does_nothing_is_named(late: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_GLANCE", 0.01)
-    n = 1 << 20  # elements: more than a connection takes up
+    n = 1 << 20  # elements; more than a connection buffers
     (to_left, left), (right, to_right) = socket.socketpair(), socket.socketpair()
     asked: list[bool] = []
     with to_left, to_right, left, right, ThreadPoolExecutor(1) as pool:
         said = pool.submit(to_left.sendall, bytes(2 * n if late == "the right one" else 0))
 
         def overdue(since: float) -> bool:
-            asked.append(said.done())  # what has come by then is taken before the next time
+            asked.append(said.done())  # what has come by then is read before the next call
             return asked.count(True) > 1
 
         with pytest.raises(Broken, match="a neighbour neither sends nor receives") as raised:

@@ -1,4 +1,4 @@
-"""Who has connected and said nothing is sent away once there are too many."""
+"""Connections that have sent nothing are closed once there are too many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_oldest_is_sent_away_for_each_one_too_many() -> None:
         assert (sent_away, len(strangers)) == ([0], 2)
         second.close()
         assert len(strangers) == 1
-        first.close()  # it was no longer one
+        first.close()  # it was no longer pending
         with strangers.one_more(lambda: sent_away.append(3)):
             assert (sent_away, len(strangers)) == ([0], 2)
     assert (sent_away, len(strangers)) == ([0], 0)

@@ -1,4 +1,4 @@
-"""Silence is what nobody said while somebody listened: by a clock that these tests move."""
+"""A timeout counts only time in which the process listened; these tests move the clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELLO = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "first"}
 
 
 class Clock:
-    """In place of the module `time`."""
+    """A replacement of the module `time`."""
 
     def __init__(self) -> None:
         self.now, self.looks = 0.0, 0
@@ -31,7 +31,7 @@ class Clock:
         return self.now
 
     def move(self, seconds: float) -> None:
-        """And wait until whoever goes by it has seen that, and done what follows from it."""
+        """Advance the clock, and wait until its users have seen that and have reacted."""
         self.now += seconds
         enough = self.looks + 3
         wait_for(lambda: self.looks >= enough, 60)
@@ -54,7 +54,7 @@ def test_what_was_slept_through_counts_little(clock: Clock) -> None:
 
 
 class ScriptedClient:
-    """A client that says what the test says, and nothing by itself."""
+    """A client that sends only what the test sends."""
 
     def __init__(self, address: str, replica_group: int = 0) -> None:
         host, port = address.rsplit(":", 1)
@@ -68,7 +68,7 @@ class ScriptedClient:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self, what: str) -> Any:
-        """The next that there is of this."""
+        """Return the next message that has this key."""
         return next(said[what] for said in map(json.loads, self._lines) if what in said)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class ScriptedClient:
 
 
 def test_a_coordinator_that_was_held_up_loses_nobody(desk: Desk, clock: Clock) -> None:
-    """Its process was stopped, or its machine: what others said meanwhile it has yet to read."""
+    """Its process or machine was stopped, and it has yet to read what others sent meanwhile."""
     with desk.coordinator(1, heartbeat_timeout=HEARTBEAT_TIMEOUT) as at:
         client = ScriptedClient(at.address)
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_only_who_is_silent_is_lost(desk: Desk, clock: Clock) -> None:
 
 @pytest.fixture
 def mute() -> Iterator[tuple[str, list[socket.socket]]]:
-    """The address of a coordinator that says what the register is, and nothing more; its connections."""
+    """Yield the address of a coordinator that sends only the register, and a list of its connections."""
     came: list[socket.socket] = []
     listener = socket.create_server(("127.0.0.1", 0))
 

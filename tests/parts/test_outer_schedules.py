@@ -33,7 +33,7 @@ def values(schedule: OuterSchedule, *steps: int) -> list[tuple[float, float]]:
 
 
 def test_the_stages_of_pier() -> None:
-    """At the knots of the paper-time code, with the lazy start of its run."""
+    """The values at the knots equal those of the code at the time of the paper, with its lazy start."""
     schedule = outer_schedules.pier(T, begin=0.1)
     assert values(schedule, 100, 149, 150, 199, 200, 500, 799, 800, 1000) == [
         (0.0, 0.99), (0.539, 0.99), (0.55, 0.95), (1.089, 0.95), (1.1, 0.9), (1.1, 0.9), (1.1, 0.9),
@@ -50,7 +50,7 @@ def test_without_a_lazy_start_the_stages_begin_at_once() -> None:
 
 
 def test_the_cosine_of_pier() -> None:
-    """As its newer code has it, in iterations."""
+    """The values equal those of Pier's newer code, in iterations."""
 
     def miu(it: int) -> float:
         t = min(max(0, (it / T - 0.1) / 0.9), 1)
@@ -138,7 +138,7 @@ def test_short_stages_are_told(caplog: pytest.LogCaptureFixture, every: int, lea
 
 @pytest.mark.ranks(2)
 def test_the_betas_of_adam_are_its_momentum(run) -> None:
-    """And what has been set is reported."""
+    """The values in force are reported."""
     schedule = outer_schedules.piecewise(4, lr=[[0, 0.5]], momentum=[[0.5, 0.3], [1, 0.6]])
 
     def trained(world: Communicator) -> tuple[dict[str, float], list[tuple[float, float]]]:
@@ -171,7 +171,7 @@ def test_the_rate_of_sparseloco_is_reported(run) -> None:
 
 
 def test_a_momentum_that_begins_later_has_its_memory() -> None:
-    """An SGD keeps no momentum while it is 0: what `plan` adds up has it."""
+    """An SGD keeps no momentum while it is 0, but the memory that `plan` adds up includes it."""
     nets = [nn.Linear(4, 2)]
     named = [(name, p) for net in nets for name, p in net.named_parameters()]
     layout = ModelLayout.of(named, 2, 1, 1000.0)
@@ -188,7 +188,7 @@ def test_a_momentum_that_begins_later_has_its_memory() -> None:
 
 @pytest.mark.ranks(2)
 def test_a_schedule_of_ones_own(run) -> None:
-    """It needs no base class."""
+    """A schedule needs no base class."""
 
     class Halved:
         knots = ()

@@ -1,4 +1,4 @@
-"""D = (1/P) Σ_i ‖W_i − W̄‖₂ (eq. 9) as noted at meetings, against P single processes in plain torch."""
+"""D = (1/P) Σ_i ‖W_i − W̄‖₂ (eq. 9) in the metrics of synchronizations equals that of plain torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_distance(run, P: int, K: int, method: Callable[[int], Method]) -> None:
 
 
 class Watched:
-    """`Mean`, and how many buckets have been on their way at once: of so many there are copies."""
+    """`Mean`, which records the most buckets under way at once, because copies of so many are kept."""
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True)
 

@@ -1,4 +1,4 @@
-"""What the ranks of a group average with others."""
+"""What the ranks of a group average with other groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from references import one_step
 
 @dataclasses.dataclass(frozen=True)
 class Alone(Absent):
-    """The others have all died."""
+    """Replica groups of which all others have died."""
 
     def mean(
         self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
@@ -33,7 +33,7 @@ def test_buffers_that_appear_on_one_rank_alone(run, n: int) -> None:
         topology, net = dataclasses.replace(form(world), replica_groups=Alone()), make_model()
         net.register_buffer("seen", torch.full((2,), float(world.rank)))
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, ensemble_sync(1))
-        net.seen = torch.full((2,), 1.0 + world.rank)  # in place of the one that it had
+        net.seen = torch.full((2,), 1.0 + world.rank)  # replaces the registered tensor
         one_step(net, optimizer, topology, 0)
         met = net.seen[0].item()
         if world.rank == 1:

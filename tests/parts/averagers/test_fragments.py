@@ -1,4 +1,4 @@
-"""Fragments, as what is known of their elements is put together again."""
+"""Fragments: values of their elements are joined again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcsgd.parts.averagers.fragments import fragments, put_together
 
 
 def test_vectors_are_joined_as_wide_as_they_are() -> None:
-    """What an averager knows of 16-bit parameters is float32."""
+    """The values that an averager keeps for 16-bit parameters are float32."""
     layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)).bfloat16()
     (bucket,) = flatten(layers.named_parameters(), 1, 0, 1e9)
     known = torch.randn(bucket.param_shard.numel(), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Guarded averaging: who is left out, what the others weigh, and what becomes of those who were."""
+"""Guarded averaging: which group is left out, the weights of the others, and what left-out groups get."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from trainings import Training
 
 PLAIN = PseudoGradientPenalty(temperature=math.inf)
 BAD = 1
-"""The group that goes astray."""
+"""The group that diverges."""
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 100.0])
 def test_weights_go_by_the_norms_over_their_median(scale: float) -> None:
-    """As EDiT's at T = 1 and norms near 1, whatever the size of the model."""
+    """They equal EDiT's at T = 1 and norms near 1, whatever the size of the model."""
     found = PseudoGradientPenalty().weights([scale * G for G in (1.0, 1.1, 0.9)])
     assert found == pytest.approx([0.3322, 0.3006, 0.3672], abs=1e-4)
     assert PseudoGradientPenalty().weights([scale, scale, 50 * scale])[2] < 1e-21
@@ -43,7 +43,7 @@ def test_weights_go_by_the_norms_over_their_median(scale: float) -> None:
 
 
 def test_weights_of_norms_that_say_nothing() -> None:
-    """At an infinite temperature, and if most groups did not move."""
+    """Weights are equal at an infinite temperature, and if most groups did not move."""
     assert PLAIN.weights([1.0, 2.0, 30.0]) == [1 / 3] * 3
     assert PseudoGradientPenalty().weights([0.0, 0.0, 5.0]) == [1 / 3] * 3
     assert PseudoGradientPenalty().weights([7.0]) == [1.0]
@@ -57,7 +57,7 @@ def history(norms: Sequence[float], guard: PseudoGradientPenalty) -> NormHistory
 
 
 def test_a_history_has_the_moments_of_all_norms() -> None:
-    """The first 50 count alike."""
+    """The first 50 norms have equal weight."""
     norms = np.random.default_rng(0).normal(1.0, 0.05, 130).tolist()
     for n in (1, 2, 20, 50, 51, 130):
         found = history(norms[:n], PLAIN)
@@ -93,7 +93,7 @@ def test_histories_of_another_number_of_groups_are_joined() -> None:
 
 
 class Moved:
-    """Groups that move as they are told, and then synchronize."""
+    """Groups that move by given changes, and then synchronize."""
 
     def __init__(
         self, world: Communicator, P: int, method: Method, dtype: torch.dtype = torch.float64
@@ -112,7 +112,7 @@ class Moved:
         return self.optimizer.metrics
 
     def by(self, change: Tensor | float) -> Tensor:
-        """Change the group's model by this, which all ranks of the group give alike; return what is left."""
+        """Change the group's model by `change`, equal on its ranks, and synchronize; return the model."""
         change = torch.as_tensor(change, dtype=torch.float64).expand(vector(self.net).numel())
         start = 0
         for p in self.net.parameters():
@@ -135,7 +135,7 @@ MAKERS: dict[str, Callable[[PseudoGradientPenalty], Method]] = {
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_who_is_not_finite_is_left_out(run, maker: str, P: int, K: int, value: float) -> None:
-    """From the first synchronization on; the others have their mean, and so has who was left out."""
+    """It is left out from the first synchronization on, and all groups get the mean of the others."""
 
     def one(world: Communicator) -> tuple[Tensor, dict[str, float]]:
         moved = Moved(world, P, MAKERS[maker](PLAIN))
@@ -157,7 +157,7 @@ def test_who_is_not_finite_is_left_out(run, maker: str, P: int, K: int, value: f
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_an_outlier_is_left_out_and_comes_back(run, caplog, maker: str, P: int, K: int) -> None:
-    """It counts in no history, so it is one as long as it lasts."""
+    """It does not enter a history, so it stays an outlier as long as it lasts."""
     guard = PseudoGradientPenalty(temperature=math.inf, warm_up=5)
     caplog.set_level(logging.WARNING)
 
@@ -184,7 +184,7 @@ def test_an_outlier_is_left_out_and_comes_back(run, caplog, maker: str, P: int, 
 @pytest.mark.parametrize("quantize", [None, quantizers.int8()])
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1)])
 def test_if_all_are_outliers_nobody_moves(run, P: int, K: int, quantize: Any, value: float) -> None:
-    """Neither the model nor the outer momentum, which plain DiLoCo would decay."""
+    """Neither the model nor the outer momentum moves; in plain DiLoCo the momentum would decay."""
     guard = PseudoGradientPenalty(warm_up=3)
 
     def one(world: Communicator) -> tuple[Tensor, Tensor, bool, dict[str, float]]:
@@ -209,7 +209,7 @@ def test_if_all_are_outliers_nobody_moves(run, P: int, K: int, quantize: Any, va
 
 @pytest.mark.ranks(2)
 def test_groups_that_are_all_outliers_are_not_so_for_ever(run) -> None:
-    """As when the learning rate rises: what all groups do becomes what they are used to."""
+    """As when the learning rate rises, a change that all groups make becomes the usual one."""
 
     def one(world: Communicator) -> list[float]:
         moved, out = Moved(world, 2, hierarchical(1, guard=PseudoGradientPenalty(warm_up=5))), []
@@ -276,7 +276,7 @@ LATE: dict[str, Callable[[Method], Method]] = {
 @pytest.mark.parametrize("around", LATE)
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1)])
 def test_who_is_left_out_of_a_late_average_takes_it_whole(run, around: str, P: int, K: int) -> None:
-    """What it has besides, such as NaN, it does not keep; so with a saved and loaded average on its way."""
+    """It keeps nothing else of its own, such as NaN, even if the pending average was saved and loaded."""
 
     def one(world: Communicator, resumed: int | None) -> tuple[Tensor, float]:
         def new() -> Moved:
@@ -302,7 +302,7 @@ def test_who_is_left_out_of_a_late_average_takes_it_whole(run, around: str, P: i
 
 @pytest.mark.ranks(3)
 def test_who_is_left_out_has_no_say_in_averaged_state(run) -> None:
-    """Such as a momentum that is not finite; it gets that of the others."""
+    """A momentum that is not finite is left out, and its group gets that of the others."""
 
     def one(world: Communicator, bad: bool) -> Tensor:
         net, topology = model(), form(world, 3)
@@ -342,7 +342,7 @@ def test_if_all_are_left_out_states_stay_as_they_are(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_who_was_left_out_of_a_step_is_so_in_no_other(run) -> None:
-    """The outer optimizer of a method without a guard steps, whatever the guard of the one before did."""
+    """The outer optimizer of a method without a guard steps, whatever the first method's guard did."""
 
     def one(world: Communicator) -> Tensor:
         moved = Moved(world, 2, switch(diloco(1, guard=PLAIN), diloco(1), at=1))
@@ -355,7 +355,7 @@ def test_who_was_left_out_of_a_step_is_so_in_no_other(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_groups_that_have_trained_apart_first_meet_as_they_are(run) -> None:
-    """There is no model from which they have moved."""
+    """No common model exists from which the groups have moved."""
 
     def one(world: Communicator) -> tuple[Tensor, dict[str, float]]:
         moved = Moved(world, 2, switch(hierarchical(99), hierarchical(1, guard=PLAIN), at=2))

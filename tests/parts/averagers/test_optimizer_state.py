@@ -1,4 +1,4 @@
-"""Momentum at meetings: kept, averaged or reset, each against plain torch."""
+"""Momentum at synchronizations: kept, averaged or reset, each compared with plain torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mean(optimizers: Optimizers) -> None:
 
 
 def forget(optimizers: Optimizers) -> None:
-    """A new optimizer begins with nothing, its count of steps included."""
+    """Clear the state as in a new optimizer, including its count of steps."""
     for optimizer in optimizers:
         optimizer.state.clear()
 
@@ -73,7 +73,7 @@ def test_moments(
 
 
 class Two(nn.Module):
-    """Groups use other parts of it: both the first one, odd groups the second, nobody the third."""
+    """A model with three parts: all groups use the first, odd groups the second, and no group the third."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ STARTS: dict[str, dict[str, float]] = {
     "Rprop": {"step": 0, "prev": 0, "step_size": 0.03},
     "ASGD": {"step": 0, "eta": 0.1, "mu": 1, "ax": 0},
 }
-"""As their papers and torch's documentation have it."""
+"""The start values in the papers and in torch's documentation."""
 WHOLE = {"step", "mu_product", "eta", "mu"}
 
 
@@ -123,7 +123,7 @@ def averaged_by_hand(name: str, optimizers: Optimizers) -> None:
 @pytest.mark.parametrize("P", [2, 3])
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_groups_that_used_other_parts_average_alike(run, name: str, P: int) -> None:
-    """What a group never updated counts as what the optimizer would start from; nothing is mixed up."""
+    """State that a group never updated counts as the optimizer's start value, and parts are not mixed up."""
 
     def train(world: Communicator) -> list[Tensor]:
         net, topology = Two(), form(world, groups=P)
@@ -152,7 +152,7 @@ def test_groups_that_used_other_parts_average_alike(run, name: str, P: int) -> N
 
 @pytest.mark.ranks(2)
 def test_unlike_states_are_refused_on_all_ranks(run) -> None:
-    """As where a state is loaded after the wrapping and in one group alone."""
+    """States differ if one group alone loads a state after the optimizer was wrapped."""
 
     def train(world: Communicator) -> str:
         net, topology = Two(), form(world, groups=2)
@@ -178,7 +178,7 @@ def test_unlike_states_are_refused_on_all_ranks(run) -> None:
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
 def test_reset_is_the_state_of_a_new_optimizer(run, name: str, P: int, K: int) -> None:
-    """After a late meeting the next updates are those of an optimizer that was just made."""
+    """After a late synchronization the next updates equal those of a new optimizer."""
 
     def train(world: Communicator) -> tuple[list[Tensor], list[Tensor]]:
         topology = form(world, groups=P)
@@ -210,7 +210,7 @@ def test_reset_is_the_state_of_a_new_optimizer(run, name: str, P: int, K: int) -
 
 
 class Asking(optim.SGD):
-    """Cannot be made from what is in its defaults."""
+    """An optimizer that cannot be made from its defaults."""
 
     def __init__(self, params: Iterable[nn.Parameter], secret: str) -> None:
         super().__init__(params, lr=0.1, momentum=0.9)

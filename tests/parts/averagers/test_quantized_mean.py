@@ -1,4 +1,4 @@
-"""Meetings in few bits: groups leave with the same bits, and what they do not say now they say later."""
+"""Quantized averages: all groups get the same bits, and later averages send what rounding left out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def trained(world: Communicator, P: int, method: Method, dtype: torch.dtype, ste
 def test_all_groups_leave_with_the_same_bits(
     run, name: str, method: str, P: int, K: int, dtype: torch.dtype
 ) -> None:
-    """Also those that an outer optimizer moves on; and they are near to what they would leave with."""
+    """This holds with an outer optimizer, too, and the results are close to those without quantization."""
     found = run(P * K, lambda world: trained(world, P, MAKERS[method](QUANTIZERS[name]), dtype))
     plain = run(P * K, lambda world: trained(world, P, MAKERS[method](None), dtype))
     for t in range(EVERY - 1, len(found[0]), EVERY):
@@ -68,7 +68,7 @@ def test_all_groups_leave_with_the_same_bits(
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("late", [False, True])
 def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) -> None:
-    """From the beginning of a training they have something in common."""
+    """Groups that synchronize from the beginning of a training have a common model."""
 
     def one(world: Communicator, wire: Quantizer | None) -> tuple[Tensor, float]:
         before = world.stats.totals()
@@ -88,7 +88,7 @@ def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("wire", ["int4", "int2"])
 def test_what_was_said_and_what_is_kept_is_how_groups_moved(run, wire: str) -> None:
-    """At every meeting: θ + mean of e is what plain means of all that groups moved would have led to."""
+    """At every synchronization, θ + mean of e equals the result of plain means."""
 
     def one(world: Communicator) -> list[tuple[Tensor, Tensor, Tensor]]:
         topology = form(world, 3)
@@ -117,10 +117,10 @@ def test_what_was_said_and_what_is_kept_is_how_groups_moved(run, wire: str) -> N
 
 @pytest.mark.ranks(2)
 def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
-    """Groups that did not move have nothing to say, however far the outer optimizer went."""
+    """Groups that did not move send zeros, however far the outer optimizer moved the model."""
 
     class Silent:
-        """Keeps what it was given."""
+        """A quantizer that records what it was given."""
 
         keeps = False
 
@@ -138,7 +138,7 @@ def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
             out.copy_(code.view(torch.float32))
 
     def one(world: Communicator) -> list[list[Tensor]]:
-        """What was said in each step."""
+        """Return the vectors that were sent in each step."""
         topology, net, wire = form(world, 2), model(dtype=torch.float32), Silent()
         method = diloco(1, outer=lambda params: optim.SGD(params, lr=0.7, momentum=0.9), quantize=wire)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)

@@ -1,4 +1,4 @@
-"""The error that is noted: exactly 0 where nothing is left, and to the point where something is."""
+"""The error in the metrics is exactly 0 if nothing is left, and accurate if something is."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_where_all_is_given_nothing_is_left(
 @DTYPES
 @COMBINE
 def test_a_little_is_not_nothing(run, combine: Combine, dtype: torch.dtype) -> None:
-    """Some millionths of ‖acc‖, beside a worker that has nothing left."""
+    """One worker has some millionths of ‖acc‖ left, and the other nothing."""
     little = 3e-6 * vector(0, dtype).norm().item()
 
     def training(world: Communicator) -> float:

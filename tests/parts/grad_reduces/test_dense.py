@@ -1,4 +1,4 @@
-"""Dense reductions of gradients: what is in `g` and `grad_shard` afterwards, and how often it was rounded."""
+"""Dense reductions of gradients: the results in `g` and `grad_shard`, and how often they were rounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRAD_REDUCES: dict[str, GradReduce] = {
     "all-to-all across groups": AcrossGroups(AllToAll()),
     "allreduce across groups": AcrossGroups(AllReduce()),
 }
-SIZE = 7  # elements, which no K divides
+SIZE = 7  # elements; no K divides it
 
 
 def context(topology: Topology, bucket: Bucket) -> ReduceContext:
@@ -41,7 +41,7 @@ def gradient(rank: int, round_: int, dtype: torch.dtype) -> Tensor:
 
 
 def reduced(world: Communicator, P: int, grad_reduce: GradReduce, dtype: torch.dtype) -> list[Tensor]:
-    """Of two rounds, what each rank may use: its own chunk, or all."""
+    """Return what each rank may use after each of two rounds: its own shard, or all."""
     topology = form(world, groups=P)
     param = nn.Parameter(torch.zeros(SIZE, dtype=dtype))
     (bucket,) = flatten([("p", param)], topology.group_size, topology.shard_index, 1e9)
@@ -83,11 +83,11 @@ def test_the_all_to_all_mean_of_narrow_gradients_is_rounded_once(run, K: int, dt
     ("nodes", "dtype", "fitting"),
     [
         ([0, 0, 0, 0], torch.float32, AllToAll()),
-        ([0, 1, 2, 3], torch.float32, AllToAll()),  # as much crosses the network either way
+        ([0, 1, 2, 3], torch.float32, AllToAll()),  # the network traffic is the same either way
         ([0, 0, 2, 2], torch.float32, ReduceScatter()),
         ([0, 0, 2, 2], torch.float64, ReduceScatter()),
         ([0, 0, 2, 2], torch.bfloat16, AllToAll()),  # rounded once
-        ([0, 2, 0, 2], torch.float32, ReduceScatter()),  # counted node by node
+        ([0, 2, 0, 2], torch.float32, ReduceScatter()),  # counted host by host
         ([0, 0, 0, 3], torch.float32, AllToAll()),
     ],
 )

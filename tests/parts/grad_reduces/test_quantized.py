@@ -1,4 +1,4 @@
-"""Gradients and parameters in few bits: what holds whatever the wire, and what is refused."""
+"""Quantized gradients and parameters: properties of every quantizer, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def trained(
     steps: int = 5,
     **options: Any,
 ) -> list[Tensor]:
-    """Parameters after each step, of that type."""
+    """Return the parameters after each step, in `dtype`."""
     net, topology = model(dtype=dtype), form(world, P)
     optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, topology, new(), **options)
     history = []
@@ -72,7 +72,7 @@ def test_without_rounding_the_bits_are_those_of_all_to_all(
     ids=["fp16", "int8", "int4", "dice"],
 )
 def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Quantizer, P: int, K: int) -> None:
-    """In buckets of a layer, sent during the backward pass."""
+    """Buckets have one layer each and are sent during the backward pass."""
     runs = [
         run(P * K, lambda world: trained(world, P, lambda: bsp(Quantized(wire, wire)), bucket_cap_mb=1e-4))
         for _ in range(2)
@@ -89,8 +89,11 @@ def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Quantizer, P
     "wire", [quantizers.bf16(), quantizers.int8(8), quantizers.int4(8)], ids=["bf16", "int8", "int4"]
 )
 def test_updates_too_small_for_the_wire_arrive(run, wire: Quantizer, dtype: torch.dtype) -> None:
-    """In each step one element of a block moves by 1, the others by a thousandth, less than the wire tells
-    beside it: after many they are where they would have been, within what one step moves."""
+    """Small updates are not lost.
+
+    In each step one element of a block moves by 1. The others move by a thousandth, which the quantizer
+    cannot represent next to it. After many steps all are within one step's move of the exact values.
+    """
     steps, size = 400, 24
     rates = torch.full((size,), 1e-3)
     rates[::8] = 1.0
@@ -211,7 +214,7 @@ def test_infinite_gradients_arrive_as_such(run) -> None:
 
 @dataclass(frozen=True)
 class Mute(Whole):
-    """Nothing arrives."""
+    """A quantizer that sends zeros."""
 
     def decode(self, code: Tensor, out: Tensor) -> None:
         out.zero_()
@@ -229,7 +232,7 @@ def test_the_last_step_of_a_gradient_reduction_tells_all_that_was_kept(run, P: i
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_gradient_reductions_that_take_turns(run, P: int, K: int) -> None:
-    """Nothing that one kept is missing to the other: by a wire that tells nearly all, little changes."""
+    """One reduction's error feedback does not affect the other; a fine quantizer changes little."""
 
     def new(grad_reduce: Callable[[], Any]) -> Method:
         return switch(bsp(grad_reduce()), hierarchical(2, grad_reduce()), at=3)
@@ -242,7 +245,7 @@ def test_gradient_reductions_that_take_turns(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_one_gradient_reduction_in_both_turns(run, P: int, K: int) -> None:
-    """As two of a kind: at the change it begins anew."""
+    """The result is that of two instances: at the switch it begins again."""
 
     def shared() -> Method:
         grad_reduce = Quantized(parameters=quantizers.int8(block=8))
@@ -259,7 +262,7 @@ def test_one_gradient_reduction_in_both_turns(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(4)
 def test_positions_keep_one_model_while_weights_of_push_sum_differ(run) -> None:
-    """A group's w_i is ½ in the second step of osgp: x_i = w_i·z_i is of the own chunk alone."""
+    """A group's w_i is ½ in the second step of osgp, and x_i = w_i·z_i is known for the own shard alone."""
     found = run(4, trained, 2, lambda: osgp(1, grad_reduce=Quantized(parameters=quantizers.int8(block=8))))
     plain = run(4, trained, 2, lambda: osgp(1))
     for group in (found[:2], found[2:]):
@@ -269,7 +272,7 @@ def test_positions_keep_one_model_while_weights_of_push_sum_differ(run) -> None:
 
 
 def test_a_state_is_of_its_time() -> None:
-    """What is trained later does not change it."""
+    """Later training does not change a state that was taken."""
 
     def one(world: Communicator) -> None:
         net, topology = model(dtype=torch.float32), form(world, 2)

@@ -1,5 +1,4 @@
-"""Sparse gradient reduction against algorithm 1 in plain numpy, and what has to be kept, counted and
-refused."""
+"""Sparse gradient reduction compared with algorithm 1 in plain numpy; its state, counts and errors."""
 
 from __future__ import annotations
 
@@ -134,7 +133,7 @@ def test_everything_is_the_dense_gradient_reduction(run, sparsifier: Sparsifier,
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_nothing_is_lost(run, name: str) -> None:
-    """At a rate of 1, what the parameters moved by was sent; with the residuals it is all gradients."""
+    """At a learning rate of 1 parameters move by what was sent; with the residuals it is all gradients."""
 
     def training(world: Communicator) -> tuple[Tensor, Tensor]:
         net, another = model(), model()
@@ -161,7 +160,7 @@ def test_nothing_is_lost(run, name: str) -> None:
 
 @pytest.mark.ranks(4)
 def test_own_values_alone(run) -> None:
-    """Top-k as A. Aji and K. Heafield have it: what another worker selected is kept."""
+    """Top-k as by A. Aji and K. Heafield: values that only another worker selected are kept."""
     e = np.zeros((4, vector(model()).numel()))
     net = model()
     history = []
@@ -187,7 +186,7 @@ def test_plain_indices(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_rate_inside(run) -> None:
-    """Algorithm 1 to the letter, at a rate that changes: w −= mean of (e + η·g) at the joint indices."""
+    """Algorithm 1 to the letter, with a changing rate: w −= mean of (e + η·g) at the joint indices."""
 
     def rate(t: int) -> float:
         return 0.1 / (1 + t)
@@ -219,7 +218,7 @@ def test_the_rate_inside(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_momentum_correction(run) -> None:
-    """u = m·u + g; acc = e + u; both zeroed where they were sent."""
+    """u = m·u + g; acc = e + u; both are set to zero where they were sent."""
     net, m = model(), 0.9
     u = np.zeros((2, vector(net).numel()))
     acc, history = np.zeros_like(u), []
@@ -303,7 +302,7 @@ def test_a_group_of_one_sends_nothing(run) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("feedback", [ErrorFeedback(), MomentumCorrection(0.5)])
 def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
-    """A state from before the first step is loaded by who has already trained."""
+    """An optimizer that has already trained loads a state from before the first step."""
 
     def training(world: Communicator) -> tuple[Tensor, Tensor]:
         net = model()
@@ -353,7 +352,7 @@ def test_what_is_noted_of_a_step(run) -> None:
 
 
 class Noting:
-    """MiCRO that keeps what it adapts to."""
+    """A MiCRO that records the values it adapts to."""
 
     disjoint = True
 
@@ -417,7 +416,7 @@ def test_density_is_as_set(run, name: str) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_float32_model_and_one_of_two_types(run) -> None:
-    """By the native kernels; and where a float64 parameter makes all of acc wide."""
+    """The native kernels handle float32; one float64 parameter makes all of acc float64."""
 
     def training(world: Communicator, wide: bool) -> list[float]:
         torch.manual_seed(0)

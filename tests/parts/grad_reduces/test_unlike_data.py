@@ -1,4 +1,4 @@
-"""DEFT where each layer's gradient is one worker's alone: all of it is sent, and nothing lost on the way."""
+"""DEFT when each layer has a gradient on one worker only: all of it is sent, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EXACT = pytest.mark.parametrize("exact", [False, True])
 
 
 def gradients(n: int) -> Tensor:
-    """(n, M), the same in every step: of layer i something only for worker i mod n."""
+    """Return gradients (n, M), equal in every step; layer i is nonzero only for worker i mod n."""
     whole = 1 + torch.rand(sum(SIZES), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     layer = torch.repeat_interleave(torch.tensor(SIZES))
     return whole * (layer % n == torch.arange(n).view(-1, 1))
 
 
 class Training:
-    """One rank of a training at a rate of 1, in which parameters move by what is sent."""
+    """One rank of a training at a learning rate of 1, so that parameters move by what is sent."""
 
     def __init__(self, world: Communicator, P: int, exact: bool) -> None:
         parts = [nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in SIZES]
@@ -40,7 +40,7 @@ class Training:
         self.optimizer = hpcsgd.DistributedOptimizer(inner, self.net, form(world, groups=P), method)
 
     def step(self) -> float:
-        """‖e‖ after it."""
+        """Make a step, and return ‖e‖ after it."""
         self.optimizer.zero_grad()
         torch.stack([p @ g for p, g in zip(self.net.parameters(), self.g, strict=True)]).sum().backward()
         self.optimizer.step()
@@ -74,7 +74,7 @@ def test_every_element_gets_its_update(run, P: int, K: int, exact: bool) -> None
 @EXACT
 @pytest.mark.parametrize("n", [2, 4])
 def test_goes_on_in_mid_rotation(run, n: int, exact: bool) -> None:
-    """From a state of any step of a rotation, and with the same bits."""
+    """The state after any step of a rotation gives the same bits."""
 
     def training(world: Communicator) -> list[Tensor]:
         one, ends = Training(world, 1, exact), []

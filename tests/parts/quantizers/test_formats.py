@@ -1,4 +1,4 @@
-"""What becomes of a vector on its way, and how many bytes it takes."""
+"""The values of a vector after quantization, and how many bytes it takes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_no_number_arrives_as_none(name: str) -> None:
     found = there_and_back(ALL[name], x)
     assert found[3].isnan()
     assert not found[20].isfinite()
-    assert found[39] == (1 if name != "int2" else pytest.approx(1.4))  # of ones the scale is 1.4
+    assert found[39] == (1 if name != "int2" else pytest.approx(1.4))  # a block of ones has the scale 1.4
     if name in ("bf16", "fp16"):
         assert found[20] == torch.inf
         assert found[2] == 1
@@ -90,7 +90,7 @@ def test_the_dice_are_the_same_from_run_to_run_and_others_elsewhere() -> None:
 
 
 def test_what_two_bits_lose() -> None:
-    """Of the energy, as docs/wires.md has it."""
+    """The lost share of the energy is that in docs/wires.md."""
     chance, n = torch.Generator().manual_seed(0), 1 << 18
     signs = torch.randint(2, (n,), generator=chance) * 2 - 1
     laplaces = signs * torch.empty(n).exponential_(generator=chance)

@@ -1,4 +1,4 @@
-"""Two bits a value, beside the same in numpy."""
+"""Two bits per value, compared with the same in numpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_values_are_those_of_numpy(n: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
     assert there_and_back(torch.from_numpy(x), Levels()).tolist() == two_sizes(x).tolist()
     assert Levels().nbytes(n) == 4 * -(-n // 64) + 4 * -(-n // 16)
-    whole = np.random.default_rng(seed).integers(-3, 4, n).astype(np.float32)  # with zeros, and mean sizes
+    whole = np.random.default_rng(seed).integers(-3, 4, n).astype(np.float32)  # with zeros and mean sizes
     assert there_and_back(torch.from_numpy(whole), Levels()).tolist() == two_sizes(whole).tolist()
 
 
@@ -57,7 +57,7 @@ def test_of_the_mean_size_is_small() -> None:
 
 
 def test_zeros_arrive_as_zeros() -> None:
-    """Of a weight that has nothing to send, beside others that have; not where a block has none."""
+    """A block with zeros has zeros for its small values, too; a block without zeros does not."""
     arrived = there_and_back(torch.tensor([0.0] * 20 + [8.0] * 2 + [0.25] * 42 + [1.0, 3.0]), Levels())
     assert arrived.tolist() == [0.0] * 20 + [8.0] * 2 + [0.0] * 42 + [1.0, 3.0]
 

@@ -1,4 +1,4 @@
-"""Means by wires alone: the same bits everywhere, and nothing lost that is not kept."""
+"""Means with quantizers alone: the same bits everywhere, and all that is lost is kept as error."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_arrived_and_what_was_lost_is_what_was_given(run, name: str, n: int
 @pytest.mark.parametrize("n", [3, 4])
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_the_mean_of_the_own_piece(run, name: str, n: int) -> None:
-    """Of the others' versions as they arrived, in rank order; the own one as it is."""
+    """The others' pieces count as they arrived, in rank order; the own one counts unchanged."""
 
     def one(ranks: Communicator) -> tuple[Tensor, Tensor]:
         x = vector(ranks.rank, n, torch.float32)
@@ -73,7 +73,7 @@ def test_the_mean_of_the_own_piece(run, name: str, n: int) -> None:
 
 @dataclass
 class Noting:
-    """Keeps the dice that vectors were rounded by."""
+    """A quantizer that records the noise with which vectors were rounded."""
 
     keeps = False
     dice: list[int] = field(default_factory=list[int])
@@ -98,7 +98,7 @@ class Noting:
 def test_no_two_vectors_are_rounded_by_the_same_dice(
     run, new: Callable[[Quantizer], Method], P: int, K: int
 ) -> None:
-    """Of no two pieces, ranks, buckets or steps, in a group or across: noise that is alike stays."""
+    """Pieces, ranks, buckets and steps have different noise, because equal noise would not average out."""
 
     def thrown(world: Communicator) -> list[int]:
         wire = Noting()

@@ -1,4 +1,4 @@
-"""DEFT's parts: properties that hold for any layers, and the algorithms as the paper has them."""
+"""DEFT's parts: properties that hold for any layers, and the paper's algorithms."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_all_of_k_is_assigned(data: st.DataObject, sizes: list[int]) -> None:
 
 @given(st.data(), SIZES)
 def test_assigned_as_by_algorithm_3(data: st.DataObject, sizes: list[int]) -> None:
-    norms = [float(data.draw(st.integers(0, 50))) for _ in sizes]  # whole numbers: their sums are exact
+    norms = [float(data.draw(st.integers(0, 50))) for _ in sizes]  # whole numbers have exact sums
     k = data.draw(st.integers(1, sum(sizes)))
     assert assign(norms, sizes, k) == shares(norms, sizes, k)
 
@@ -116,7 +116,7 @@ def test_workers_select_disjoint_sets(run, n: int, exact: bool) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_each_layer_comes_to_each_worker_whoever_decides(run, n: int) -> None:
-    """However unlike the workers' norms are, n times in n² steps: once in the bins of every worker."""
+    """However different the workers' norms are, it comes n times in n² steps: once in every worker's bins."""
     sizes = [50, 60, 70, 80, 90, 100, 110]
 
     def visits(world: Communicator) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""ExDyna's blocks: what holds however they move, and how even they make the workers' counts."""
+"""ExDyna's blocks: properties that hold however they move, and how even the workers' counts become."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parts.sparsifiers.test_micro import Worker
 
 RULES = pytest.mark.parametrize("uneven", [around_mean, between_neighbours])
 SLOPE = [4 - 3.5 * i / 1023 for i in range(1024)]
-"""How dense large elements are in each block."""
+"""The density of large elements in each block."""
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_a_block_takes_along_counts_at_the_next_neighbour() -> None:
 
 
 def test_a_block_takes_along_what_a_block_has_on_average() -> None:
-    """Here 15 of 300: so the middle part, which had less than the mean, has enough to give one on."""
+    """With 15 of 300 per block, the middle part rises above the mean and can give a block away."""
     exdyna = ExDyna(0.1)
     exdyna.load_state_dict(State(per_rank={"blocks": [10, 10, 10]}))
     exdyna.adapt([151, 95, 54], 0, 20)
@@ -88,7 +88,7 @@ def test_a_part_keeps_a_quarter_of_an_even_one() -> None:
     ("uneven", "at_least", "at_most"), [(around_mean, 1.67, 1.69), (between_neighbours, 1.15, 1.17)]
 )
 def test_how_even_a_slope_gets(uneven: Uneven, at_least: float, at_most: float) -> None:
-    """The figures of the docstring: eight parts, from dense to sparse."""
+    """The ratios are those in the docstring, for eight parts from dense to sparse."""
     n, M = 8, 1 << 20
     blocks = even_blocks(M, n)
     for _ in range(400):
@@ -101,7 +101,7 @@ def test_how_even_a_slope_gets(uneven: Uneven, at_least: float, at_most: float) 
 @pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_workers_on_a_slope_select_about_as_many(run) -> None:
-    """The same with gradients, error feedback and a threshold: blocks go to whom the counts belong."""
+    """This holds with gradients, error feedback and a threshold, too: each count belongs to its part."""
     n, M, steps = 4, 1 << 16, 300
 
     def train(world: Communicator, compare_neighbours: bool) -> list[float]:

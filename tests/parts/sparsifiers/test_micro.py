@@ -1,4 +1,4 @@
-"""MiCRO: who searches what, the threshold and where it starts, and what the density comes to."""
+"""MiCRO: which part each worker searches, the threshold and its start, and the resulting density."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def whole(acc: Tensor) -> Accumulated:
 
 
 class Worker:
-    """One of several, with error feedback; a step returns what each of them selected."""
+    """One of several workers, with error feedback; a step returns what each worker selected."""
 
     def __init__(self, world: Communicator, sparsifier: MiCRO | ExDyna, M: int) -> None:
         self.world, self.sparsifier = world, sparsifier
@@ -54,7 +54,7 @@ class Worker:
 @pytest.mark.parametrize(("n", "M"), [(1, 5000), (2, 5000), (3, 4999), (4, 4999), (4, 40_001), (4, 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_selects_what_the_paper_does(run, kind: str, n: int, M: int) -> None:
-    """The parts are disjoint and go round; k' and λ, and where the bounds are, follow from step to step."""
+    """The parts are disjoint and rotate. k', λ and the bounds of parts follow from step to step."""
     make, reference = copy.deepcopy(KINDS[kind])
 
     def select(world: Communicator) -> list[list[list[int]]]:
@@ -75,7 +75,7 @@ def test_selects_what_the_paper_does(run, kind: str, n: int, M: int) -> None:
 
 @pytest.mark.ranks(3)
 def test_every_worker_searches_each_part(run) -> None:
-    """Whole and without gaps in every step, and all of it by each worker in n steps."""
+    """In each step the parts cover everything without gaps; each worker searches all of it in n steps."""
 
     def searched(world: Communicator) -> list[tuple[int, int]]:
         x, micro = whole(torch.ones(11)), MiCRO(0.1)
@@ -108,7 +108,7 @@ def test_the_threshold_follows_the_density(selected: int, factor: float) -> None
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
 def test_the_threshold_begins_in_the_unit_of_the_gradient(run, unit: float) -> None:
-    """That of worker 0, at the paper's 1/(2√k) for a gradient of norm 1; and it begins once."""
+    """The threshold is worker 0's, the paper's 1/(2√k) for a gradient of norm 1, and it is set once."""
 
     def begun(world: Communicator) -> list[float]:
         threshold, acc = Threshold(0.04), torch.full((100,), 0.1 * (1 + world.rank), dtype=torch.float64)
@@ -122,7 +122,10 @@ def test_the_threshold_begins_in_the_unit_of_the_gradient(run, unit: float) -> N
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
 def test_a_gradient_that_has_no_norm_begins_nothing(run, bad: float) -> None:
-    """What is not finite is sent; the next step begins. Of zeros each worker sends one, as ever."""
+    """Values that are not finite are sent, and the next step sets the threshold.
+
+    Of zeros each worker sends one, as always.
+    """
 
     def steps(world: Communicator) -> tuple[list[list[int]], list[list[int]], float]:
         worker = Worker(world, MiCRO(0.1), 20)
@@ -144,7 +147,10 @@ def test_a_gradient_that_has_no_norm_begins_nothing(run, bad: float) -> None:
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_density_stays_as_set_and_nothing_is_lost(run, kind: str, n: int) -> None:
-    """From step 200 on within a tenth; Σ e + n·(sum of means that were sent) = Σ of all gradients."""
+    """From step 200 on the density is within a tenth.
+
+    The residuals and n times the sum of the sent means equal the sum of all gradients.
+    """
     M, steps = 20_000, 400
 
     def train(world: Communicator) -> tuple[list[float], Tensor, Tensor, Tensor]:

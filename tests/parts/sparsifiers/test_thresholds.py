@@ -1,4 +1,4 @@
-"""Sparsifiers that compare with a threshold, and the leader that goes round."""
+"""Sparsifiers that compare with a threshold, and rotating leaders."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_bad_thresholds(threshold: float) -> None:
 
 
 def test_one_stage_of_an_exponential() -> None:
-    """−μ·ln d, and the density follows."""
+    """The threshold is −μ·ln d, and it gives the density d."""
     acc = DISTRIBUTIONS["exponential"](1)
     found = SIDCo(0.01).threshold(acc)
     assert found == pytest.approx(-acc.abs().mean().item() * math.log(0.01))
@@ -92,7 +92,7 @@ def test_the_number_of_stages_finds_the_density(run, name: str, density: float) 
     ],
 )
 def test_what_cannot_be_fitted(run, acc: Tensor, chosen: list[int]) -> None:
-    """Zeros stay, and what is not finite is told to all."""
+    """Zeros are not selected. Values that are not finite are."""
     assert run(1, lambda world: selected(SIDCo(0.1), acc, 0, world).tolist()) == [chosen]
 
 
