@@ -33,7 +33,7 @@ def measured(
     ways: Sequence[LinkClass] = WAYS,
     sizes: Sequence[int] = SIZES,
 ) -> list[Points]:
-    """Times by a law of α and β, each multiplied by e to the power of normal noise."""
+    """Return times by a law of α and β, each multiplied by a lognormal factor."""
     generator = np.random.default_rng(seed)
     points = []
     for way in ways:
@@ -95,7 +95,7 @@ def test_two_knees() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("law", [one_line, two_lines])
 def test_the_truth_is_within_three_standard_errors(law: Law) -> None:
-    """In 18 of 20 trials at least, each with a noise of a tenth."""
+    """This holds in at least 18 of 20 trials, each with noise of a tenth."""
     hits = 0
     for seed in range(20):
         link = fit(measured(law, noise=0.1, seed=seed))
@@ -108,7 +108,7 @@ def test_the_truth_is_within_three_standard_errors(law: Law) -> None:
 
 
 def test_sizes_that_ways_nearly_share_are_one_size() -> None:
-    """As they are rounded to what p ranks can share."""
+    """Sizes differ because they are rounded to multiples that p ranks can share."""
     points = [
         each
         for p in (2, 3, 4, 6, 12)
@@ -122,7 +122,7 @@ def test_sizes_that_ways_nearly_share_are_one_size() -> None:
 
 
 def test_more_bytes_never_take_less() -> None:
-    """Though these did: four sizes in the middle were disturbed alike."""
+    """The fit does not decrease, although four sizes in the middle were disturbed alike."""
     link = fit(with_outliers(measured(one_line, ways=WAYS[:1]), 6.0, 4, 5, 6, 7))
     told = [link.seconds("allreduce", n, WAYS[0]) for n in range(8, 2**20, 97)]
     assert all(b >= 0.9 * a for a, b in itertools.pairwise(told))
@@ -142,8 +142,10 @@ def test_disturbed_points_move_the_lines_little() -> None:
 
 @pytest.mark.parametrize(("law", "most"), [(one_line, 0.99), (two_lines, 1.0)])
 def test_the_error_told_is_that_of_points_never_seen(law: Law, most: float) -> None:
-    """At sizes in between, with noise of their own: nine of ten within it, or nearly so. A knee that may be
-    on either side of a size makes it wider."""
+    """The stated error covers about nine of ten new measurements at sizes in between.
+
+    If the change of slope may be on either side of a size, the error is larger.
+    """
     between = tuple(20 * 4**i for i in range(11))
     within = total = 0
     for seed in range(10):
@@ -157,7 +159,7 @@ def test_the_error_told_is_that_of_points_never_seen(law: Law, most: float) -> N
 
 
 def test_what_is_held_out_is_not_fitted() -> None:
-    """Were it fitted, too, one point off by a factor would not show as such."""
+    """If they were fitted, too, the outliers of a factor would not be visible."""
     points = measured(one_line, ways=WAYS[:1])
     held = with_outliers(points, 3.0, 1, 4, 7)
     assert held_out_error(held) == pytest.approx(2.0, rel=0.05)

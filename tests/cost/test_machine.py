@@ -36,7 +36,7 @@ INSIDE, ACROSS, MIXED = LinkClass(4), LinkClass(16, 16), LinkClass(64, 16)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of the test, so that messages hold short names."""
+    """Return the test's working directory, relative to which messages have short names."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -270,7 +270,7 @@ def test_segments_that_do_not_ascend_are_refused() -> None:
 
 
 def test_what_was_measured_is_believed() -> None:
-    """A busy machine may take longer for a message than any that is written of."""
+    """A measurement may exceed the limit for times in a file, because a busy machine can be slow."""
     slow = link(alpha_seconds=(5e-3,))
     assert machine(slow, points=FULL.points).seconds("allreduce", 8, LinkClass(4, 4)) > 4 * 5e-3
     with pytest.raises(UserError, match="alpha_seconds"):
@@ -278,7 +278,7 @@ def test_what_was_measured_is_believed() -> None:
 
 
 class TestCompute:
-    """What is asked of times that were measured."""
+    """The requirements on measured compute times."""
 
     def test_batches_lie_on_a_line(self) -> None:
         compute = Compute(

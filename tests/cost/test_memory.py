@@ -1,4 +1,4 @@
-"""What `hpcsgd.cost` says a rank keeps, against the tensors that there are."""
+"""The memory that `hpcsgd.cost` predicts for a rank, compared with the existing tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from methods.table import OF_INTERVALS
 from references import batch, loss
 
 EVERY, STEPS = 4, 8
-"""In the last step groups meet, or begin to."""
+"""In the last step groups synchronize, or begin to."""
 BUCKET_BYTES = 2000.0
 PACKED = {"gradients": quantizers.int8(), "parameters": quantizers.int4()}
 
@@ -77,13 +77,13 @@ METHODS: dict[str, Callable[[], Method]] = {
     "never packed, then bsp": lambda: switch(bsp(Quantized(**PACKED)), bsp(), at=0),
 }
 WITH_SGD = ("sasgd", "sparse")
-"""The others are trained by AdamW, which has two moments."""
+"""The other methods are trained with AdamW, which has two moments."""
 
 
 def trained(
     world: Communicator, P: int, method: str, dtype: torch.dtype
 ) -> tuple[nn.Module, optim.Optimizer]:
-    """The layers' sizes are no multiples of K; biases are next to nothing."""
+    """Train a model whose layer sizes are no multiples of K, and return it with its optimizer."""
     layers = (nn.Linear(5, 97), nn.Tanh(), nn.Linear(97, 101), nn.Tanh(), nn.Linear(101, 3))
     net, topology = nn.Sequential(*layers).to(dtype), form(world, P)
     make = optim.SGD if method in WITH_SGD else optim.AdamW
@@ -96,12 +96,15 @@ def trained(
         value = loss(net, *batch(t, world.rank, dtype))
         value.backward()
         optimizer.step(loss=value.detach())
-    optimizer.method.state_dict()  # meetings under way are over
+    optimizer.method.state_dict()  # wait for synchronizations under way
     return net, optimizer
 
 
 def covered(runs: Iterable[tuple[int, int]]) -> int:
-    """Bytes of all these runs together; parameters have storages of their own inside flat vectors."""
+    """Return the bytes of the union of these ranges.
+
+    Parameters inside flat vectors have storages of their own, which overlap.
+    """
     total = end = 0
     for start, size in sorted(runs):
         total += max(0, start + size - max(start, end))
@@ -111,18 +114,20 @@ def covered(runs: Iterable[tuple[int, int]]) -> int:
 
 @contextlib.contextmanager
 def apart() -> Iterator[Callable[[], int]]:
-    """Gives what says the bytes of all tensors that are made inside; of their numbers, such as counts of
-    steps, none."""
+    """Yield a function that returns the bytes of all tensors that were made in the block.
+
+    It does not count scalars, such as counts of steps.
+    """
 
     def living() -> int:
         gc.collect()
         tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.dim()]
-        with torch._C.DisableTorchFunctionSubclass():  # to look at gradients is to average them
-            found = [x.untyped_storage() for x in tensors if not is_fsdp(x)]  # what these have is local
+        with torch._C.DisableTorchFunctionSubclass():  # reading such a gradient would average it
+            found = [x.untyped_storage() for x in tensors if not is_fsdp(x)]  # their local parts count
         return covered((storage.data_ptr(), storage.nbytes()) for storage in found)
 
     gc.collect()
-    gc.freeze()  # what there is already is not looked at, then and later
+    gc.freeze()  # do not count tensors that exist already, now or later
     yield living
 
 
@@ -142,5 +147,5 @@ def test_tensors_are_those_of_the_formula(method: str, dtype: torch.dtype, P: in
     m = ModelLayout.of(ranks[0][0].named_parameters(), P, K, BUCKET_BYTES)
     (plan, _), *later = StepPlan.of(METHODS[method]()).of_run(STEPS)
     expected = kept(plan, m, 0 if method in WITH_SGD else 2, *(stage for stage, _ in later))
-    rest = 0.03 if method == "sparse" else 0.01  # what was sent last is there for a while
+    rest = 0.03 if method == "sparse" else 0.01  # the vectors sent last stay for a while
     assert found / len(ranks) == pytest.approx(expected, rel=rest)

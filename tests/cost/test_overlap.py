@@ -1,4 +1,4 @@
-"""What goes on beside each other, by hand."""
+"""Overlapping computation and communication, computed by hand."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def test_pipelined() -> None:
 
 
 def test_only_what_the_last_bucket_waits_for_is_left() -> None:
-    """Reduced after 5, 9, 13; updated after 6, 10, 14; gathered after 8, 12, 16; of a meeting one gather is
-    left."""
+    """Buckets are reduced after 5, 9, 13, updated after 6, 10, 14 and gathered after 8, 12, 16 s.
+
+    After a synchronization, one gather is not hidden.
+    """
     rest = exposed(READY, BACKWARD, BUCKETS, UPDATE)
     assert (rest.grad_reduce, rest.gather, rest.gather_after_sync) == (14 - 3, 2, 2)
 
@@ -49,7 +51,7 @@ def test_an_update_of_all_comes_after_the_last_bucket() -> None:
 
 
 def test_a_forward_pass_waits_for_what_it_uses_first() -> None:
-    """Weights of the last bucket arrive after 2, 4 s of computing follow, in which the others come."""
+    """The last bucket's weights arrive after 2 s, the others during the 4 s of computing that follow."""
     assert awaited([100, 200, 400], [2.0, 2.0, 2.0], 7.0) == 2.0
     assert awaited([400, 200, 100], [2.0, 2.0, 2.0], 7.0) == 2.0 + 1.0
     assert awaited([1, 1, 1], [2.0, 2.0, 2.0], 0.0) == 6.0
@@ -59,7 +61,7 @@ def test_behind_the_backward_pass_only_the_last_is_left() -> None:
     rest = exposed((10.0, 20.0, 30.0), 30.0, BUCKETS, UPDATE)
     assert (
         rest.grad_reduce == 3 * 1.0 + 3.0 - 3.0
-    )  # it arrives after 35; two parts of the update are made by then
+    )  # it arrives after 35 s, when two parts of the update have been made
     assert rest.gather == 2
 
 
@@ -67,7 +69,7 @@ SMALL = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(4)))
 M = ModelLayout.of(SMALL.named_parameters(), 4, 2, 1.0)
 B = 300 * 300 * 4
 ALPHA, INSIDE, ACROSS = 1e-7, 1e-9, 1e-8
-"""Seconds of a message, which are little here, and of a byte of what each host has to send."""
+"""Seconds per message, which are small here, and per byte that each host has to send."""
 
 
 def link(kind: Kind, beta: float) -> Link:
@@ -98,14 +100,14 @@ def test_gradients_and_parameters_of_a_synchronous_step() -> None:
 
 
 def test_parameters_of_a_meeting() -> None:
-    """In every second step; in the others nothing crosses groups."""
+    """They are gathered in every second step; in the other steps no data crosses groups."""
     grad_reduce = B * INSIDE
     assert priced(hierarchical(2)).phases["param_gather"] == near((grad_reduce + 4 * grad_reduce) / 2)
-    assert priced(diloco(2)).phases["param_gather"] == near(4 * grad_reduce)  # it moves w afterwards
+    assert priced(diloco(2)).phases["param_gather"] == near(4 * grad_reduce)  # w changes afterwards
 
 
 def test_parameters_of_which_a_forward_pass_hides_all_but_the_first() -> None:
-    """Each of the four takes as long as a quarter of the pass."""
+    """Each of the four gathers takes as long as a quarter of the pass."""
     grad_reduce = B * INSIDE
     computing = Computed(forward=4 * grad_reduce, backward=0.0)
     cost = price(StepPlan.of(bsp()), M, MACHINE, computing, prefetch=True)

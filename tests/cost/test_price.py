@@ -1,4 +1,4 @@
-"""Priced steps, against the papers' closed forms and by hand."""
+"""Prices of steps, compared with the papers' closed forms and with results by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LINEAR = nn.Linear(64, 32, bias=False)
 
 
 def machine(K: int, error: float = 0.0) -> Machine:
-    """On which a group of K fills a host, and whose shared β come to the paper's β a rank."""
+    """Return a machine on which a group of K fills a host; its shared β give the paper's β per rank."""
     links = [
         Link(
             operation="any",
@@ -57,14 +57,17 @@ def sizes(P: int, K: int, bucket_bytes: float = 1e9, model: nn.Module = LINEAR) 
 
 
 def communication(method: Method, m: ModelLayout) -> float:
-    """Seconds a step without those of the distance, 8 bytes at a meeting, which is ours."""
+    """Return the seconds per step without those of the distance, which the paper does not count.
+
+    The distance takes 8 bytes per synchronization.
+    """
     phases = price(StepPlan.of(method), m, machine(m.K), NOTHING).phases
     return sum(phases.values()) - phases.get("distance", 0.0)
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (4, 1), (4, 2), (8, 4), (3, 2)])
 def test_equals_the_closed_form_of_the_paper(P: int, K: int) -> None:
-    """Eqs. 6 to 8, and eq. 5 where no others share a link."""
+    """They equal eqs. 6 to 8, and eq. 5 if no other ranks share a link."""
     m = sizes(P, K)
     setting = Setting(samples=1000, B=10, I=5, nbytes=m.M * 4, alpha=ALPHA, beta=BETA)
     closed = float(hierarchical_epoch(setting, P, K)) / float(setting.steps(P))
@@ -91,7 +94,7 @@ def test_gradients_hide_behind_the_backward_pass() -> None:
     assert len(m.buckets) == 4
     E = alone.phases["grad_reduce"]
     long = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=1.0, backward=100 * E))
-    assert long.phases["grad_reduce"] == pytest.approx(E / 4)  # the last bucket has nothing to hide behind
+    assert long.phases["grad_reduce"] == pytest.approx(E / 4)  # the last bucket cannot be hidden
     assert long.hidden == pytest.approx(3 * E / 4)
     short = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=1.0, backward=E / 10))
     assert short.phases["grad_reduce"] == pytest.approx(E - 3 / 4 * E / 10)
@@ -112,11 +115,11 @@ def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
     assert "model_average" not in hidden.phases
     assert hidden.hidden == pytest.approx(messages, rel=1e-9)
     too_long = price(StepPlan.of(osgp(1)), m, machine(2), NOTHING)
-    assert too_long.seconds == pytest.approx(rest + messages - inside)  # what is inside a host has no link
+    assert too_long.seconds == pytest.approx(rest + messages - inside)  # gathers leave the link free
 
 
 def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
-    """max(0, meeting − d steps) at each; fragments that follow each other closely hide behind all steps."""
+    """Each counts max(0, synchronization − d steps); consecutive fragments use the time of all steps."""
     m, I = sizes(8, 1), 4  # noqa: E741 - the papers' letter
     at_once = price(StepPlan.of(hierarchical(I)), m, machine(1), NOTHING)
     meeting = I * at_once.seconds
@@ -133,7 +136,7 @@ def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
         StepPlan.of(streaming(hierarchical(I), 4, 2)), m, machine(1), Computed(forward=compute, backward=0.0)
     )
     distance = 2 * np.log2(8) * ALPHA + 2 * 7 / 8 * 8 * BETA
-    more = 3 * (2 * np.log2(8) * ALPHA + distance)  # of the same bytes
+    more = 3 * (2 * np.log2(8) * ALPHA + distance)  # three more messages with the same bytes in total
     assert always.seconds == pytest.approx((meeting + more) / I, rel=1e-9)
 
 
@@ -145,7 +148,7 @@ def test_the_interval_is_that_of_the_errors() -> None:
 
 
 def test_a_stage_updates_all_at_once_as_the_engine_does() -> None:
-    """And so nothing of it is gathered while the rest is updated."""
+    """Therefore nothing is gathered while the rest is updated."""
     m = sizes(2, 2, bucket_bytes=1.0, model=nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(4))))
     update = Computed(forward=0.0, backward=1.0, update=1.0)
     (_, first), _ = StepPlan.of(switch(bsp(), sgp(), at=5)).sequence
@@ -193,7 +196,7 @@ def test_what_a_rank_computes() -> None:
         StepPlan.of(hierarchical(4), Update("model", by_itself=False)), m, compute, 12.0
     ).update == pytest.approx(m.M * 1e-3)
     sparse = computed(StepPlan.of(hierarchical(4, Sparse(Deft(0.1)))), m, compute, 12.0)
-    assert sparse.selection == pytest.approx(m.M / 2 * 1e-2)  # DEFT: each searches its half
+    assert sparse.selection == pytest.approx(m.M / 2 * 1e-2)  # with DEFT each rank searches its half
     assert sparse.update == pytest.approx(m.M * 1e-3)
 
 

@@ -1,5 +1,4 @@
-"""What the cost model says of models that torch shards over the group, against the ledger, against what torch
-sends and against the tensors that there are."""
+"""Costs predicted for FSDP models, compared with the communication statistics, torch's calls and tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ from references import batch, loss
 
 BUCKET_BYTES = 600.0
 STEPS = 12
-"""Whole periods of all graphs and intervals here."""
+"""A multiple of all periods of graphs and intervals in this file."""
 EVERY = 3
 
 
@@ -60,7 +59,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Rows that no K divides, fewer of them than positions, a frozen matrix inside and outside of blocks."""
+    """A model with rows that no K divides, with fewer rows than ranks, and with frozen tensors."""
 
     def __init__(self, width: int = 7) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "streaming": lambda: streaming(diloco(EVERY), 3, 1),
 }
 ALWAYS = 1.0
-"""The share of steps in which selsync sync_rate, with a threshold of 0."""
+"""The sync rate of selsync with a threshold of 0."""
 
 
 def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) -> ModelLayout:
@@ -102,18 +101,18 @@ def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) 
 
 @dataclass(frozen=True)
 class Seen:
-    """Of a rank."""
+    """The communication of one rank."""
 
     ledger: dict[str, float]
-    """Bytes of a step, by phase."""
+    """Bytes per step, by phase."""
     torch: Counter[tuple[str, int]]
-    """How often torch has called which collective with how many bytes in all, in a step."""
+    """The number of calls in a step, by collective and by bytes of the whole vector."""
     distances: list[float]
 
 
 @contextlib.contextmanager
 def torch_counted() -> Iterator[Counter[tuple[str, int]]]:
-    """The collectives of `fully_shard`, with the bytes of the vector that all ranks have together."""
+    """Count the collectives of `fully_shard`, with the bytes of the vector of all ranks together."""
     found: Counter[tuple[str, int]] = Counter()
     names = {"all_gather_single": (0, "output_tensor"), "reduce_scatter_single": (1, "input")}
     before = {name: getattr(dist, name) for name in names}
@@ -145,7 +144,7 @@ def adamw(net: nn.Module) -> optim.Optimizer:
 def trained(
     topology: Topology, method: Method, *, sharded: bool = True, make: MakeOptimizer = adamw
 ) -> Iterator[hpcsgd.DistributedOptimizer]:
-    """After each step."""
+    """Yield the optimizer after each step."""
     torch.manual_seed(0)
     net = Net()
     if sharded:
@@ -163,13 +162,13 @@ def trained(
 
 def seen(world: Communicator, P: int, method: str) -> Seen:
     steps = trained(form(world, P), METHODS[method]())
-    next(steps).state_dict()  # what is sent once has been sent
+    next(steps).state_dict()  # exclude what is sent only once
     world.barrier()
     before, distances = world.stats.totals(), []
     with torch_counted() as found:
         for optimizer in steps:
             distances.append(optimizer.metrics.get("distance", 0.0))
-        optimizer.method.state_dict()  # waits for what is under way
+        optimizer.method.state_dict()  # waits for pending communication
     grown = {name: total.bytes / STEPS for name, total in world.stats.since(before).items()}
     by_phase = {name: nbytes for name, nbytes in grown.items() if nbytes and name != "other"}
     each = Counter({call: number // STEPS for call, number in found.items()})
@@ -210,7 +209,7 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", ["hierarchical", "allreduce_local_sgd"])
 def test_the_distance_is_that_of_whole_models(run, method: str) -> None:
-    """Also where an averager takes what a position has for all of w."""
+    """This holds even if an averager treats the rank's part as the whole w."""
 
     def distances(world: Communicator, sharded: bool) -> list[float]:
         steps = trained(form(world, 2), METHODS[method](), sharded=sharded)
@@ -263,7 +262,7 @@ def test_rows_go_to_other_hosts(ranks_per_host: int, share: float) -> None:
 
 
 def test_sizes_are_those_that_torch_pads_to() -> None:
-    """Chunks of each parameter's rows, as many as position 0 has of it."""
+    """Each parameter's rows are cut into shards, all as large as that of shard index 0."""
     net, K = Net(), 4
     trained = [p for p in net.parameters() if p.requires_grad]
     m = sizes(net, 2, K, optim.AdamW(trained))
@@ -315,7 +314,7 @@ HOLDING = {**METHODS, "delayed": lambda: delayed(hierarchical(EVERY), 2)}
     "method", ["bsp", "hierarchical", "allreduce_local_sgd", "diloco", "delayed", "streaming"]
 )
 def test_tensors_are_those_of_the_formula(run, method: str) -> None:
-    """But for the block, which is there while a pass goes on."""
+    """The formula's unit, which exists only during a pass, is not counted."""
 
     def living(world: Communicator) -> int:
         topology = form(world, 2)
@@ -342,7 +341,7 @@ def test_tensors_are_those_of_the_formula(run, method: str) -> None:
     assert one_block(m) == 4 * (2 * 49 * (97 + 1) + 2 * 49 * (5 + 1) + 2 * 2 * (97 + 1))
     expected = kept(StepPlan.of(HOLDING[method](), by_torch=True), m, 2) - one_block(m)
     found = run(4, living)
-    assert sum(found) / len(found) == pytest.approx(expected, rel=0.03)  # positions have unlike fragments
+    assert sum(found) / len(found) == pytest.approx(expected, rel=0.03)  # fragments differ by shard
 
 
 class Wide(nn.Module):

@@ -1,4 +1,4 @@
-"""What `hpcsgd.cost` says a method sends, against what the ledger counted: every method, on every shape."""
+"""The bytes that `hpcsgd.cost` predicts equal those counted, for every method on several shapes."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from references import model, one_step
 from shapes import some
 
 STEPS = 12
-"""Whole periods of all graphs and intervals here."""
+"""A multiple of all periods of graphs and intervals in this file."""
 BUCKET_BYTES = 200.0
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 2)]
 ENTRIES = {**REFERENCES, **EXCEPTIONS}
 IN_TURN = {label for label, entry in ENTRIES.items() if entry.method in ("switch", "pier", "post_local")}
-"""Two methods, of which each has its own line."""
+"""Methods made of two, of which each has a test of its own."""
 BY_NORMS = {"hierarchical with DEFT", "sparseloco over positions"}
-"""Whose k, and codes of indices, go by what has gathered."""
+"""Methods whose k and whose index codes depend on the gradients."""
 SETTLING = {"hierarchical with ExDyna"}
-"""Whose k is the planned one only once their threshold has settled: the bytes of each k have a test."""
+"""Methods whose k is the planned one only after their threshold has settled; another test counts each k."""
 
 Make = Callable[[Sequence[nn.Parameter]], optim.Optimizer]
 
@@ -52,7 +52,7 @@ def at_rest(params: Sequence[nn.Parameter]) -> optim.Optimizer:
 
 
 def joined(params: Sequence[nn.Parameter]) -> optim.Optimizer:
-    """Of three kinds, of which two have a moment of the same name."""
+    """Return an optimizer of three kinds, two of which have state of the same name."""
     matrices, rest = [p for p in params if p.ndim == 2], [p for p in params if p.ndim != 2]
     return hpcsgd.ChainedOptimizer(
         optim.Muon(matrices, lr=0.0),
@@ -69,7 +69,7 @@ WITH_MOMENTS: Mapping[str, Make] = {
 
 
 def made(label: str) -> Method:
-    """With meetings and blocks that STEPS has a whole number of."""
+    """Return a method of which STEPS is a multiple of all periods."""
     entry = ENTRIES[label]
     arguments = dict(entry.arguments())
     if entry.method == "adacomm":
@@ -80,7 +80,7 @@ def made(label: str) -> Method:
 
 
 class Narrow(nn.Module):
-    """Parameters of 16 bits."""
+    """A model with 16-bit parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,19 +101,19 @@ def counted(
     form: Callable[..., Topology] = form,
     model: Callable[[], nn.Module] = model,
 ) -> dict[str, float]:
-    """Bytes of a step by phase, and the share of steps in which groups `met`, where that is noted."""
+    """Return the bytes per step by phase, and the share of steps that synchronized, if it is known."""
     topology, net = form(world, P), model()
     optimizer = hpcsgd.DistributedOptimizer(
         make(list(net.parameters())), net, topology, new(), bucket_cap_mb=BUCKET_BYTES / 1e6
     )
-    one_step(net, optimizer, topology, 0)  # what is sent once
-    optimizer.state_dict()  # has been sent
+    one_step(net, optimizer, topology, 0)  # make what is sent only once
+    optimizer.state_dict()  # complete before the count begins
     before, met = world.stats.totals(), 0.0
-    world.barrier()  # or somebody's question is answered before this rank has begun to count
+    world.barrier()  # otherwise a request may be answered before this rank has begun to count
     for t in range(1, STEPS + 1):
         one_step(net, optimizer, topology, t)
         met += optimizer.metrics.get("synced", 0.0)
-    optimizer.method.state_dict()  # waits for what is under way
+    optimizer.method.state_dict()  # waits for pending communication
     grown = world.stats.since(before)
     by_phase = {name: total.bytes / STEPS for name, total in grown.items() if name != "other"}
     return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"synced": met / STEPS}
@@ -157,7 +157,7 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
     expected = foretold(P, K, made(label), found.pop("synced"))
     if made(label).averager.traits.elastic:
-        found.pop("model_average", None)  # what goes between groups is counted by nobody
+        found.pop("model_average", None)  # the bytes between groups are not counted
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
 
 
@@ -201,7 +201,7 @@ def test_bytes_of_sparse_gradient_reductions(run, grad_reduce: Callable[[], Spar
 def test_bytes_by_how_many_exceed_a_threshold(
     run, sparsifier: Callable[[float], MiCRO | ExDyna], P: int, K: int
 ) -> None:
-    """The plan's operations with the k of each step, however unevenly the workers have found them."""
+    """The bytes are those of the plan's operations with each step's k, even if workers' counts differ."""
     n, M = P * K, sum(p.numel() for p in model().parameters())
 
     def steps(world: Communicator) -> list[tuple[float, dict[str, int]]]:
@@ -218,7 +218,7 @@ def test_bytes_by_how_many_exceed_a_threshold(
     for t, ranks in enumerate(zip(*run(n, steps), strict=True)):
         k = ranks[0][0]
         expected = defaultdict[str, float](float)
-        if t == 0:  # λ: from worker 0 to all others
+        if t == 0:  # worker 0 sends λ to all others
             expected["allocation"] = float(sent("bcast", 8, n))
         for x in of_union(Expected(M, k / n, k, M / n), Plain(), "world", n, 8):
             expected[x.phase] += float(sent(x.operation, x.nbytes, n))
@@ -244,7 +244,7 @@ def test_bytes_per_index_of_gaps() -> None:
 )
 @pytest.mark.parametrize("optimizer", WITH_MOMENTS)
 def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method], P: int, K: int) -> None:
-    """Of those that are joined each moment counts for the parameters that have it."""
+    """With chained optimizers each state tensor counts for the parameters that have it."""
     make = WITH_MOMENTS[optimizer]
     found = on_the_mean(run(P * K, counted, P, new, make))
     del found["synced"]
@@ -253,7 +253,7 @@ def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method
 
 
 def test_what_each_parameter_has() -> None:
-    """Known from steps of such an optimizer: of its kind, its group and its parameters' dimensions."""
+    """The state is known from the optimizer's kind, its group and the dimensions of its parameters."""
     matrix, bias, plain = (nn.Parameter(torch.zeros(shape)) for shape in ((3, 2), (3,), (4,)))
     sgd = optim.SGD([{"params": [plain]}, {"params": [bias], "momentum": 0.9}], lr=0.1)
     assert state_of(sgd) == ({"momentum_buffer": {bias}}, {})
@@ -266,7 +266,7 @@ def test_what_each_parameter_has() -> None:
 
 
 class Unknown(optim.Adafactor):
-    """It might look at more than one tensor."""
+    """An optimizer that might use more than one tensor at once."""
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
@@ -276,7 +276,7 @@ class Unknown(optim.Adafactor):
 def test_optimizers_cost_what_they_look_at(
     run, kind: Callable[..., optim.Optimizer], new: Callable[[], Method], P: int, K: int
 ) -> None:
-    """Those of unknown kinds an allgather, those that look at each tensor alone the padding."""
+    """Unknown kinds need an allgather. Optimizers that use each tensor separately need padding."""
 
     def bytes_of(world: Communicator) -> dict[str, float]:
         return counted(world, P, new, lambda params: kind(params, lr=0.0))
@@ -307,7 +307,7 @@ PAIRS: dict[str, tuple[Callable[[], Method], Callable[[], Method]]] = {
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_bytes_of_a_switch_are_those_of_the_stage(run, pair: str, turn: int, P: int, K: int) -> None:
-    """The first step, in which the second one begins, is not counted."""
+    """The first step, in which the second method begins, is not counted."""
     at = (100, 1)[turn]
     new = lambda: switch(*(method() for method in PAIRS[pair]), at=at)  # noqa: E731
     found = on_the_mean(run(P * K, counted, P, new))
@@ -321,7 +321,7 @@ def test_a_step_of_a_stage_sends_what_a_step_of_the_method_sends() -> None:
     alone = [of_step(StepPlan.of(method), m) for method in (bsp(), hierarchical(3))]
     plan = StepPlan.of(switch(bsp(), hierarchical(3), at=5))
     assert [of_step(stage, m) for _, stage in plan.sequence] == alone
-    for asked in (of_step, ops_of_sync):  # of neither, or it would be of none
+    for asked in (of_step, ops_of_sync):  # a plan of two stages has no operations as a whole
         with pytest.raises(AssertionError, match="stage"):
             asked(plan, m)
 
@@ -335,7 +335,7 @@ def test_what_cannot_be_foretold_is_said() -> None:
 
 
 def test_who_gradient_reductions_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
-    """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
+    """Like the engine, it averages shards although each rank has all of w, and an allgather follows."""
     m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)
     after = [x for x in found if x.phase == "param_gather"]

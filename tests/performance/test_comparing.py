@@ -1,4 +1,4 @@
-"""`hpcsgd compare`: variants have the same start, and an interruption changes nothing."""
+"""`hpcsgd compare`: variants begin with the same weights, and an interruption does not change the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     without_pictures(monkeypatch)
     monkeypatch.setattr("hpcsgd.performance.comparing._show", lambda *_: None)
-    nothing = SimpleNamespace(collect=lambda: None)  # which takes longer than these runs, too
+    nothing = SimpleNamespace(collect=lambda: None)  # garbage collection takes longer than these runs, too
     monkeypatch.setattr("hpcsgd.performance.comparing.gc", nothing)
     a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
     monkeypatch.setattr(a_run, "Stopping", Stopping)
@@ -38,14 +38,14 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class After:
-    """In place of `Reasons`: to stop after so many steps of all variants together."""
+    """A replacement of `Reasons` that stops after a number of steps of all variants together."""
 
     def __init__(self, steps: int, threads_before: frozenset[threading.Thread]) -> None:
         self.left = steps
         self.servers = 0
-        """Most of the threads that there were at once to answer other ranks of this comparison."""
+        """The most threads at once that answered other ranks of this comparison."""
         self.threads_before = threads_before
-        """Those of earlier tests in this process, which may not have ended yet."""
+        """Threads of earlier tests in this process, which may not have ended yet."""
 
     def count_servers(self) -> None:
         started = set(threading.enumerate()) - self.threads_before
@@ -53,7 +53,7 @@ class After:
 
 
 class Stopping:
-    """In place of that which asks the others."""
+    """A replacement of the class that asks the other ranks."""
 
     def __init__(self, reasons: After, _: Communicator) -> None:
         self._reasons = reasons
@@ -74,7 +74,7 @@ def compare(
     after: int = 0,
     resume: bool = False,
 ) -> tuple[set[str | None], int]:
-    """Why the ranks stopped, and how many threads there were to answer others."""
+    """Return the reasons for which the ranks stopped, and the most threads that answered others."""
 
     before = frozenset(threading.enumerate())
 
@@ -106,7 +106,7 @@ def files(folder: Path) -> dict[Path, tuple[bytes, int]]:
 
 
 def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
-    """The same bits, also where another variant was between them."""
+    """The bits are equal even with another variant between them."""
     method = 'method = { name = "hierarchical", sync_every = 2 }'
     text = f"[one]\n{method}\n[between]\nmethod.name = 'bsp'\n[other]\n{method}\n"
     (tmp_path / "methods.toml").write_text(text)
@@ -120,14 +120,14 @@ def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
 
 
 def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path, tmp_path: Path) -> None:
-    """At a rate at which no weight moves losses are alike in every step, at another one in the first."""
+    """At a rate that moves no weight the losses are equal in every step, at another rate in the first."""
     methods, labels = "bsp, ssp max_staleness=1, async_sgd", ("bsp", "ssp-max_staleness=1", "async_sgd")
     _, servers = compare(job_file, tmp_path / "still", methods, *TWO_GROUPS, "--optimizer.lr", "1e-30")
     first, *others = (losses(tmp_path / "still", label) for label in labels)
     assert len(set(first)) == len(first) == PER_VARIANT
     for found in others:
         assert found == pytest.approx(first, rel=1e-6)
-    assert servers == 2  # of two ranks, and not four: nothing is left of ssp while async_sgd is trained
+    assert servers == 2  # two ranks have one each: no thread of ssp is left while async_sgd is trained
     compare(job_file, tmp_path / "moving", "bsp", *TWO_GROUPS)
     one = losses(tmp_path / "moving", "bsp")
     assert one[0] == first[0]
@@ -136,8 +136,10 @@ def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path
 
 @pytest.mark.slow
 def test_it_goes_on(job_file: Path, tmp_path: Path) -> None:
-    """Stopped in the first variant, then in the second; what is complete is left alone, also where another
-    one comes to it."""
+    """A comparison stopped in the first variant, then in the second, continues.
+
+    Complete variants stay as they are, even if another variant is added.
+    """
     methods = "bsp, hierarchical sync_every=3"
     whole, other = tmp_path / "whole", tmp_path / "other"
     compare(job_file, whole, methods, *TWO_GROUPS)
@@ -158,7 +160,7 @@ def test_it_goes_on(job_file: Path, tmp_path: Path) -> None:
 
 
 def test_groups_of_a_variant_and_samples_of_all(job_file: Path, tmp_path: Path) -> None:
-    """48 samples an epoch, in the same order, for two groups with halves of a batch and for one."""
+    """An epoch has 48 samples in the same order, for two groups with halves of a batch and for one group."""
     methods = "bsp parallel.groups=1 data.group_batch_size=32, bsp, bsp parallel.groups=1"
     still = ("--training.samples", "80", "--optimizer.lr", "1e-30")
     compare(job_file, tmp_path / "run", methods, *TWO_GROUPS, *still)
@@ -195,7 +197,7 @@ def test_mistakes_come_at_once(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str, options: tuple[str, ...],
     line: str,
 ) -> None:  # fmt: skip
-    """Before the first variant is trained, and in one line."""
+    """The error has one line and comes before the first variant is trained."""
     monkeypatch.setenv("PMI_SIZE", "1")  # started by a launcher, on one rank
     with pytest.raises(UserError, match=line) as raised:
         compare(job_file, tmp_path / "run", methods, *options, n=1)
@@ -219,7 +221,7 @@ def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Path) -> None:
-    """Its gradient reduction stands in its job file, and not in that of all."""
+    """The gradient reduction that it chose is in its own job file, and not in the common one."""
     said = ("--training.bucket_cap_mb", "1", "--training.overlap_grad_reduce", "true", *STEADY)
     words = ("--parallel.groups", "1", "--training.autotune_steps", "1", *said)
     compare(job_file, tmp_path / "run", "bsp", *words)
@@ -231,7 +233,7 @@ def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Pa
 
 
 def test_ranks_count_before_anything_is_complete(job_file: Path, tmp_path: Path) -> None:
-    """As where the first variant is killed."""
+    """This is the case if the first variant was killed."""
     with pytest.raises(UserError, match="the loss is nan"):
         compare(job_file, tmp_path / "run", "bsp", *STEADY, "--optimizer.lr", "1e30", n=1)
     with pytest.raises(JobError, match="was begun on 1 rank, and here are 2"):
@@ -246,7 +248,7 @@ def test_the_variant_that_fails_is_named(job_file: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_as_users_start_it(tmp_path: Path) -> None:
-    """Stopped by its time limit with the code of a run that can go on, and resumed to the end."""
+    """The time limit stops it with the code of a run that can continue, and a resumed run reaches the end."""
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
     words = (

@@ -1,4 +1,4 @@
-"""Which ways there are, and that nobody is asked for a way that is not alike everywhere."""
+"""The link classes that exist; a class is measured only if it is the same on all communicators."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hpcsgd.performance.measuring.layout import MeasuredLink, courses, link_clas
 
 
 def on(hosts: int, ranks_per_host: int) -> list[int]:
-    """The node of each rank, which is its lowest rank."""
+    """Return the host of each rank, given by the host's lowest rank."""
     return [rank // ranks_per_host * ranks_per_host for rank in range(hosts * ranks_per_host)]
 
 
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), [(1, 4), (4, 1), (2, 4), (4, 4), (3, 2)])
 def test_all_ways_that_a_plan_could_ask_for(hosts: int, ranks_per_host: int) -> None:
-    """Those of all P × K whose groups fill hosts, as `ways` has them."""
+    """They are those that `link_classes` gives for all P × K whose groups fill hosts."""
     N = hosts * ranks_per_host
     found = {course.link_class for course in courses(on(hosts, ranks_per_host))}
     for K in (K for K in range(1, N + 1) if N % K == 0):
@@ -36,7 +36,7 @@ def test_every_way_once_and_a_pair_besides() -> None:
     pairs = [course for course in courses(on(2, 2)) if course.part == "pair"]
     assert pairs == [
         MeasuredLink(LinkClass(2, 2, 1), "pair", members=(0, 2))
-    ]  # inside a host groups are such pairs
+    ]  # inside a host, groups are such pairs
 
 
 def test_a_pair_only_exchanges() -> None:
@@ -52,9 +52,9 @@ def test_a_pair_only_exchanges() -> None:
         ([[0, 0], [0, 0]], LinkClass(2, 1, 2)),
         ([[0, 1], [0, 1]], LinkClass(2, 2, 2)),
         ([[0, 0, 1, 1]], LinkClass(4, 2, 1)),
-        ([[0, 0, 1]], None),  # more of it on one host
-        ([[0, 0], [0, 1], [1, 1]], None),  # unlike each other
-        ([[0, 0], [0, 0], [1, 1]], None),  # more of them on one host
+        ([[0, 0, 1]], None),  # one host has more of its ranks
+        ([[0, 0], [0, 1], [1, 1]], None),  # they differ
+        ([[0, 0], [0, 0], [1, 1]], None),  # one host has more of the communicators
     ],
 )
 def test_the_way_of_communicators(hosts: list[list[int]], way: LinkClass | None) -> None:

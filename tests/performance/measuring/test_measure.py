@@ -35,14 +35,14 @@ def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(computing, "ELEMENTS", 20_000)
     (text, told), other = run(2, machine_of)
     assert text == other[0]
-    mine = tmp_path / f"machine-{os.getpid()}.toml"  # under mpiexec both ranks are here, in one folder
+    mine = tmp_path / f"machine-{os.getpid()}.toml"  # under mpiexec both ranks use one folder
     mine.write_text(text)
     machine = load(mine)
     assert (machine.hosts, machine.ranks_per_host) == (1, 2)
     assert {(link.operation, link.kind) for link in machine.link} == {(name, "inside") for name in SHAPES}
     assert all(points.link_class == LinkClass(2) for points in machine.points)
     for points in machine.points:
-        count = len(points.bytes)  # where the machine is busy the largest are left out
+        count = len(points.bytes)  # on a busy machine the largest are left out
         assert 4 <= count == len(points.bare_seconds)
         assert points.bytes == (8, 32, 128, 512, 2048, 4096)[:count]
         assert machine.seconds(points.operation, 2048, points.link_class) > 0

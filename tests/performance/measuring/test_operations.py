@@ -1,4 +1,4 @@
-"""What is timed is what it is called: the ledger and the numbers say so."""
+"""The timed operations are those of their names, as the communication statistics and the results show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def test_sizes_that_ranks_can_share(nbytes: int, p: int, elements: int) -> None:
 
 
 def called(world: Communicator, operation: str) -> tuple[float, list[float], list[float]]:
-    """Bytes counted of a call on the lane; what is there after it, and after a bare one."""
+    """Run an operation on the communication thread, and directly.
+
+    Return the bytes counted, and the sums of the buffers after each of the two.
+    """
     after: list[list[float]] = []
     counted = 0.0
     for way in (on_comm_thread, bare):

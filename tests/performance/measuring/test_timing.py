@@ -1,4 +1,4 @@
-"""Who is timed, how often, and what ends the list of sizes."""
+"""Which rank's time counts, how often calls are timed, and which sizes are measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATE = 0.02
 
 
 def slowest(world: Communicator) -> list[float]:
-    """Rank 1 comes late to the meeting and then takes its time."""
+    """Return the times of a round in which rank 1 begins late and then is slow."""
     together = Barriers(world)
     contest = Contest(8, [lambda: time.sleep(LATE * world.rank)])
     time.sleep(LATE * 2 * world.rank)
@@ -43,7 +43,7 @@ def test_the_slowest_rank_counts_and_late_ones_are_waited_for(run: Run) -> None:
 
 
 class Clock(threading.local):
-    """Of each rank its own; stands still but for what calls are said to take."""
+    """A clock per rank, which advances only by the given durations of calls."""
 
     now = 0.0
 
@@ -52,7 +52,10 @@ class Clock(threading.local):
 
 
 def taken(world: Communicator, clock: Clock) -> tuple[list[int], list[int], list[int]]:
-    """Sizes that were kept, calls a block, rounds; each size takes thrice as long as the one before."""
+    """Return the sizes that were kept, the calls per block, and the rounds.
+
+    Each size takes three times as long as the one before.
+    """
     together = Barriers(world)
     contests = [Contest(3**i, [partial(clock.passes, 3**i * 1e-4)]) for i in range(8)]
     kept = feasible(together, contests, seconds=0.1)

@@ -1,4 +1,4 @@
-"""What is said of a machine whose numbers are known."""
+"""The summary of a machine whose numbers are known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALPHAS = {"alltoall": 2e-5, "reduce_scatter": 1e-5}
 
 
 def series(operation: str, way: LinkClass = WAY, scatter: float = 0.1, alone: bool = False) -> Series:
-    """Exact times, of which the library alone needs half."""
+    """Return exact times; without the communication thread they are half as long."""
     n = tuple(sizes(64_000_000))
     alpha = ALPHAS.get(operation, 1e-5)
     seconds = [float(messages(operation, way.ranks)) * alpha + load(operation, x, way) * BETA for x in n]
@@ -51,7 +51,7 @@ def test_sizes() -> None:
 def test_what_a_calm_machine_wants() -> None:
     measured = [series("alltoall"), series("reduce_scatter")]
     sendrecv, bucket, comm_thread = answers(machine_of(measured), measured)
-    # 1 MB: 3 messages and 3 MB through memory; the mean of a quarter of a million elements comes on top
+    # 1 MB: 3 messages, and 3 MB through memory; the mean of a quarter of a million elements is added
     assert sendrecv == (
         "4 ranks inside a host: ReduceScatter, 1.85 times as fast, for buckets of 1 MB "
         "(alltoall and mean 0.61 ms, reduce_scatter 0.33 ms)"

@@ -1,4 +1,4 @@
-"""A job, and a machine to run it on."""
+"""A job, and a machine on which to run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: what is tried, what it costs, which is taken and why, and what is written where."""
+"""Plans: the options and their costs, the choice with its reasons, and the files that are written."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> 
 )
 @pytest.mark.parametrize("K", [1, 3])
 def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Method, K: int) -> None:
-    """Tensors that Muon sees whole are dealt to positions where these own chunks, and nowhere else."""
+    """Tensors that Muon needs whole are assigned to ranks that own shards, and nowhere else."""
     words = [
         "--optimizer.name",
         "Muon",
@@ -175,7 +175,7 @@ def test_what_is_not_trained_has_no_state(subject: TrainingProfile) -> None:
     [([], 10.0), (["--training.steps", "500"], 1.0), (["--training.samples", "96000"], 1.5)],
 )
 def test_epochs_of_another_length(files: tuple[Path, Path], words: list[str], epochs: float) -> None:
-    """500 steps of 64 samples for each of 2 groups are those of an epoch."""
+    """For each of 2 groups, 500 steps of 64 samples are an epoch."""
     found = profile_of(load(files[0], words), samples=64_000)
     assert found.epochs(2) == epochs
 
@@ -201,7 +201,7 @@ BOTH["then"]["method"] = {"name": "diloco", "sync_every": 4}  # type: ignore[ind
 
 
 def planned(files: tuple[Path, Path], subject: TrainingProfile, table: Mapping[str, Any]) -> Estimate:
-    """On 16 ranks, in 4 groups of 4: 10 epochs are 2500 steps."""
+    """Return the estimate on 16 ranks, in 4 groups of 4, of which 10 epochs are 2500 steps."""
     found, _ = estimates(subject, machines.load(files[1]), [Option(table)], [16], 4)
     return next(e for e in found if e.P == 4)
 
@@ -217,7 +217,7 @@ def test_a_switch_is_priced_by_both_methods(files: tuple[Path, Path], subject: T
         assert stage.step.nbytes == each.step.nbytes
         assert stage.step.seconds == pytest.approx(each.step.seconds, rel=0.05)
     assert both.step.nbytes == pytest.approx(0.6 * first.step.nbytes + 0.4 * then.step.nbytes, rel=1e-12)
-    assert both.memory == then.memory > first.memory  # gradients arrive in the same place
+    assert both.memory == then.memory > first.memory  # gradients use the same memory
 
 
 @pytest.mark.parametrize(("at", "alone"), [(0, "then"), (2500, "first"), (9999, "first")])
@@ -286,7 +286,7 @@ def test_choice(files: tuple[Path, Path], subject: TrainingProfile) -> None:
 def test_nobody_changes_the_method_for_next_to_nothing(
     files: tuple[Path, Path], subject: TrainingProfile
 ) -> None:
-    """On one node all methods are about alike."""
+    """On one host all methods cost about the same."""
     found = made(files, subject, "bsp", "hierarchical", "sgp", ranks="4")
     for own in ("bsp", "hierarchical", "sgp"):
         best, _ = ranked(found, Limits(), own)

@@ -1,4 +1,4 @@
-"""A plan's estimates, simulated: the same seconds a step where nobody is late."""
+"""A plan's estimates, simulated: steps take the same seconds if no group is late."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_simulated_steps_take_what_was_estimated(
     seconds = simulate(load(file, ["--job.steps", "64"])).seconds / 64
     several = {"sgp": e.ranks_per_host > e.K, "osgp": e.ranks_per_host < e.K}
     several["noloco"] = several["sgp"]
-    if several.get(table["name"]):  # on a link: the plan has the mean of a period, and what else is there
+    if several.get(table["name"]):  # on a link: the plan has the mean of a period, and everything else on it
         assert seconds <= e.step.seconds * (1 + 1e-9)
     else:  # the last message of osgp has no next step to hide behind
         assert seconds == pytest.approx(e.step.seconds, rel=1e-9, abs=2 * e.step.behind / 64)
@@ -84,7 +84,7 @@ def test_simulated_steps_take_what_was_estimated(
 def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
     subject_of_ours: TrainingProfile, table: dict[str, Any], messages: float
 ) -> None:
-    """Of three groups: a question and an answer for two of them, a message from each of a pair."""
+    """Of three groups, two send a question and get an answer (ad_psgd), or a pair sends messages (noloco)."""
     e = estimated(subject_of_ours, table, 6, 3)
     told = tomllib.loads(scenario_of(e))["messages"]["link_seconds"]
     busy = told * messages * max(e.ranks_per_host // e.K, 1) / table.get("sync_every", 1)

@@ -1,4 +1,4 @@
-"""Plans of job files whose groups share the whole model (`[parallel] fsdp`)."""
+"""Plans of job files with FSDP models (`[parallel] fsdp`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARDED = JOB.replace('name = "mlp"\narguments = { inputs = 64, hidden = [512], 
 
 
 WAY = LinkClass(4, 1, 1)
-"""A group, on a host of its own."""
+"""A group with a host of its own."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_model_is_not_built(subject: TrainingProfile) -> None:
 
 
 def test_memory_is_a_kth_and_one_block(subject: TrainingProfile) -> None:
-    """w, g and momentum; whole are one of the six layers, and what is outside of them."""
+    """A rank holds 1/K of w, g and momentum, and in full one of the six layers and the rest of the model."""
     K, M = 4, subject.M
     blocks = [sum(p.numel() for p in block.parameters()) for block in layers(subject.model)]
     assert len(blocks) == 6
@@ -107,8 +107,10 @@ def test_muon_pays_for_whole_matrices_in_each_period(subject: TrainingProfile) -
 
 
 def test_what_is_not_hidden_behind_neighbours(subject: TrainingProfile) -> None:
-    """With computing that takes no time nothing is hidden, with long computing all but the first gather of
-    either pass and the last gradients are."""
+    """If computing takes no time, nothing is hidden.
+
+    If it takes long, all is hidden except the first gather of either pass and the last gradients.
+    """
     plan = subject.plan(subject.own_method(4))
     m = subject.sizes(4, 4, 4, plan)
     machine = on_device(machine_of())

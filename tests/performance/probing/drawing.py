@@ -1,4 +1,4 @@
-"""A model and a transform that note what chance they have."""
+"""A model and a transform that record the random numbers they draw."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 drawn: list[tuple[float, ...]] = []
-"""What `transform` had from its generator, and the model after it from torch, numpy and Python."""
+"""Per step: the draw of `transform` from its generator, then the model's from torch, numpy and Python."""
 
 
 def transform(x: Tensor, generator: Generator) -> Tensor:
@@ -19,7 +19,7 @@ def transform(x: Tensor, generator: Generator) -> Tensor:
 
 class Drawing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        if drawn:  # not when the model is tried
+        if drawn:  # not when the model is tried out
             drawn[-1] += (torch.rand(()).item(), np.random.random(), random.random())
         return x
 
@@ -29,7 +29,7 @@ def model() -> nn.Module:
 
 
 def draws(seed: int, count: int) -> list[tuple[float, ...]]:
-    """The first `count` of whoever began with this seed."""
+    """Return the first `count` draws of a rank that began with this seed."""
     own, shared = Generator().manual_seed(seed), Generator().manual_seed(seed)
     arrays, python = np.random.RandomState(seed), random.Random(seed)
 

@@ -1,4 +1,4 @@
-"""What a δ would make of steps that were watched."""
+"""The local and synchronous steps that a δ would give for recorded steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps from which δ is chosen: they are those of the job, but that all groups meet in each."""
+"""The steps from which δ is chosen are those of the job, except that all groups synchronize in each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def measured(job_file: Path, words: str) -> list[delta.Changes]:
 
 @pytest.mark.parametrize("words", ["", INJECTION], ids=["plain", "injected"])
 def test_beyond_an_epoch(job_file: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    """Of an injected batch of 8, 5 samples are a group's own and 3 are the other's."""
+    """Of an injected batch of 8, 5 samples are the group's own and 3 are the other group's."""
     seen: set[int] = set()
 
     def watched(*given: Any) -> TrainingSetup:
@@ -66,7 +66,7 @@ def test_beyond_an_epoch(job_file: Path, monkeypatch: pytest.MonkeyPatch, words:
 
 @dataclass
 class Jumpy:
-    """A schedule of the user's that has a threshold."""
+    """A user's schedule that has a threshold."""
 
     notes: bool
     traits = ScheduleTraits(threshold=0.5)

@@ -1,4 +1,4 @@
-"""`hpcsgd probe` as its users start it, and training by its answer."""
+"""`hpcsgd probe` as users start it, and training with its answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SELSYNC = ("--method.name", "selsync", "--method.delta", "0.3")
 
 @pytest.mark.slow
 def test_which_delta(folder: Path) -> None:
-    """The job's own delta is not for these steps: all groups meet."""
+    """The job's own delta is not used in these steps, because all groups synchronize."""
     text = (folder / "job.toml").read_text().replace("sync_every = 2", "")
     (folder / "job.toml").write_text(text)
     ended = launch(

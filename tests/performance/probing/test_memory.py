@@ -1,4 +1,4 @@
-"""What the kernel and the cgroups leave to a process."""
+"""The memory that the kernel and the cgroups leave to a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 2**30
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /proc and a /sys/fs/cgroup of our own; 8 GiB are free."""
+    """Use a /proc and a /sys/fs/cgroup for the test, with 8 GiB free, and return their folder."""
     monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
     (tmp_path / "proc" / "self").mkdir(parents=True)

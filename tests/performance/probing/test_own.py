@@ -1,4 +1,4 @@
-"""`hpcsgd.probe` goes through the same training as the probe of a job file."""
+"""`hpcsgd.probe` performs the same training as the probe of a job file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The procedure, on groups whose distances are written down; bad input; memory."""
+"""The procedure, on groups with given distances; invalid input; memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcsgd.train.growth import COMPARED, Verdict
 
 
 class Scripted:
-    """In place of `VirtualGroups`: D is what is written down for P, at any meeting."""
+    """A replacement of `VirtualGroups`: D is given for each P, at every synchronization."""
 
     def __init__(self, P: int, D: float, loss: float = 1.0, unrest: int = 0) -> None:
         self.P = P
@@ -44,7 +44,7 @@ class Scripted:
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """Its weight tells for how many steps it was trained alone."""
+        """Yield a model whose weight is the number of steps that it was trained as a single group."""
         model = nn.Linear(1, 1, bias=False)
         nn.init.constant_(model.weight, self._trained)
         yield model
@@ -113,7 +113,7 @@ def test_every_P_goes_on_for_as_long_as_it_and_its_neighbours_need() -> None:
 
 
 class Falling(Scripted):
-    """D falls to a tenth after the tenth meeting, whatever P; that of 4 groups climbs until then."""
+    """D falls to a tenth after the tenth synchronization for every P; that of 4 groups rises until then."""
 
     def synchronize(self) -> float:
         D = super().synchronize()
@@ -122,7 +122,7 @@ class Falling(Scripted):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_falls_for_all_is_not_taken_for_groups_that_fall_behind(ranks: int) -> None:
-    """In proportion to P where D is flat for both; P = 2 alone is so before D falls."""
+    """D grows in proportion to P where both are flat; before D falls, only that of P = 2 is flat."""
     result = probed({2: 1, 4: 2}, ranks=ranks, groups=(2, 4), seeds=(1, 2), kind=Falling)
     assert [len(d) for row in result.rows for d in row.distances] == [14] * 4
     assert result.growths[0].rho == 1
@@ -135,7 +135,7 @@ def test_the_smaller_is_charged_for_going_on() -> None:
 
 
 def test_where_the_smaller_diverges_as_it_goes_on() -> None:
-    """It is too large itself, though it did not seem so at first."""
+    """A P that seemed fine at first is too large itself if it diverges later."""
 
     class Late(Scripted):
         def synchronize(self) -> float:

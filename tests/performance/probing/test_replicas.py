@@ -1,4 +1,4 @@
-"""Virtual groups go through the training of real ones."""
+"""Virtual groups perform the training of real ones."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ epochs = 1
 
 
 class Doubled(nn.Module):
-    """In float64, so that what differs is not the order of additions."""
+    """A conversion to float64, so that the order of additions makes no visible difference."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.double()
 
 
 def steady() -> nn.Module:
-    """The same from every thread: they share torch's own chance."""
+    """Return the same model in every thread; threads share torch's own generator."""
     net = nn.Sequential(
         Doubled(), nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
     )
@@ -69,7 +69,7 @@ def steady() -> nn.Module:
 
 
 class Turned(nn.Module):
-    """A complex weight, and a complex buffer that follows the samples."""
+    """A model with a complex weight, and a complex buffer that depends on the samples."""
 
     mean: torch.Tensor
 
@@ -91,7 +91,7 @@ def a_config(folder: Path) -> Config:
 
 
 def real_distances(config: Config, world: Communicator) -> list[float]:
-    """Of the job that `config` describes."""
+    """Return the distances of the job that `config` describes."""
     parts = assemble(config, form(world, groups=4), "job.toml")
     per_step = parts.steps_per_epoch
     distances: list[float] = []
@@ -127,7 +127,7 @@ def noisy() -> nn.Module:
 
 
 def by_chance(config: Config, of: str) -> Config:
-    """With chance in what becomes of the samples, in the model, or in neither."""
+    """Add random numbers to the transform, to the model, or to neither."""
     if of == "transform":
         return replace(
             config, data=replace(config.data, transform="performance.probing.test_replicas:shaken")
@@ -138,8 +138,10 @@ def by_chance(config: Config, of: str) -> Config:
 
 
 def compared(world: Communicator, folder: str, chance: str) -> list[list[float]]:
-    """The real job on eight ranks; then, where this one is a host, its virtual groups on one, two and three
-    of them."""
+    """Return the distances of the real job on eight ranks, then those of its virtual groups.
+
+    The virtual groups run on one, two and three hosts. A rank that is not a host has only some of these.
+    """
     if world.rank == 0:
         make_store(Path(folder) / "small.h5", train=97)
         a_config(Path(folder))
@@ -160,11 +162,11 @@ def compared(world: Communicator, folder: str, chance: str) -> list[list[float]]
     [
         "none",
         "transform",
-        pytest.param("dropout", marks=pytest.mark.processes),  # threads share the chance of their process
+        pytest.param("dropout", marks=pytest.mark.processes),  # threads share the generator of their process
     ],
 )
 def test_distances_are_those_of_the_real_job(run, tmp_path, chance):
-    """Also where a rank's chance takes part: virtual rank r has that of the real one."""
+    """This holds with random numbers, too: virtual rank r draws the same as the real one."""
     expected, *virtual = run(8, compared, str(tmp_path), chance)[0]
     assert min(expected) > 0
     assert virtual == [pytest.approx(expected, rel=1e-6)] * 3
@@ -177,7 +179,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_the_host_makes_no_difference_to_chance(config: Config) -> None:
-    """Dropout and augmentation of a virtual rank are its own, whoever trains before it."""
+    """Dropout and augmentation of a virtual rank do not depend on which rank trains before it."""
     chancy = by_chance(config, "dropout")
     four = threads.run(1, lambda world: virtual_distances(chancy, world, 4, 1))[0]
     again = threads.run(1, lambda world: virtual_distances(chancy, world, 4, 1))[0]
@@ -193,7 +195,7 @@ def test_the_host_makes_no_difference_to_chance(config: Config) -> None:
 
 
 def test_every_virtual_rank_has_a_chance_of_its_own(config: Config) -> None:
-    """Rank r begins with seed + 1 + r, as in a real run, and goes on where it was the step before."""
+    """Rank r begins with seed + 1 + r, as in a real run, and continues its generators in the next step."""
     drawing.drawn.clear()
     config = replace(
         config,
@@ -255,7 +257,7 @@ def test_idle_models_take_no_memory(config: Config, tmp_path: Path) -> None:
     for trainee in groups.trainees:
         assert sum(x.untyped_storage().nbytes() for x in trainee.tensors()) == 0
         assert all(p.grad is None for p in trainee.model.parameters())
-    assert not list(tmp_path.glob("idle-*"))  # nothing to be left behind
+    assert not list(tmp_path.glob("idle-*"))  # no file may be left behind
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -289,7 +291,7 @@ def test_the_averaged_model_is_the_mean_and_leaves_no_trace(config: Config) -> N
 
 
 def test_complex_numbers_are_two_reals(config: Config) -> None:
-    """Of models that meet, of the mean, and of what `hpcsgd measure` counts."""
+    """A complex number counts as two reals in models, in their mean and in `hpcsgd measure`."""
     config = replace(config, model=replace(config.model, name="performance.probing.test_replicas:Turned"))
     assert threads.run(1, lambda world: Workload(config, "job.toml", world))[0].numel == 2 * 19 * 10
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
@@ -326,7 +328,10 @@ def test_on_a_device(elsewhere: type, config: Config, tmp_path: Path) -> None:
 def test_the_ramp_of_a_probe_replaces_the_warm_up_of_scaled_rates_alone(
     config: Config, scaling: str, first: float
 ) -> None:
-    """`first`: the factor of the first update of 3 groups with a ramp of 2 steps; 1.5 epochs are 9 steps."""
+    """The first update uses the expected factor; 1.5 epochs are 9 steps.
+
+    `first` is its factor with 3 groups and a ramp of 2 steps.
+    """
     epochs = 0.0 if scaling == "none without" else 1.5
     schedule = replace(config.lr_schedule, scaling=scaling.split(maxsplit=1)[0], warmup_epochs=epochs)
     config = replace(config, lr_schedule=schedule)

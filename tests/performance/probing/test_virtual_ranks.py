@@ -1,4 +1,4 @@
-"""Virtual ranks of a text, whose epochs end with the last whole batch."""
+"""Virtual ranks that read a text, whose epochs end with the last whole batch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_epochs_are_as_long_as_in_the_real_job(folder: Path) -> None:
 
 
 def test_too_few_for_a_batch_are_refused(folder: Path) -> None:
-    """Rather than sought for ever."""
+    """The call raises an error instead of searching for ever."""
     data = Windows(folder / "text.h5", "train", bptt=3)
     with pytest.raises(
         UserError, match=r"an epoch has 10 samples per rank or group, of which a step takes 11"

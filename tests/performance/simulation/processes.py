@@ -1,8 +1,8 @@
-"""Each rule again, as simpy processes: one a group, one event at a time.
+"""Each rule implemented again as simpy processes: one per group, one event at a time.
 
-Nothing of `hpcsgd.performance.simulation` is used here but what a job is made of: the same seconds are drawn,
-the same partners, the same graph. Who comes first at a link is served first, of those that come at the same
-time the first group: messages that have queued are a whole number of messages apart, and often meet again.
+Of `hpcsgd.performance.simulation`, this uses only the parts that describe a job: the drawn seconds, the
+partners and the graph. A link serves messages in order of arrival, and those that arrive at the same time in
+the order of their groups. This is frequent, because the delays of queued messages differ by whole messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcsgd.performance.simulation.rules import AdPsgd, AsyncSgd, Delayed, Paire
 Process = Generator[simpy.Event, Any, None]
 
 
-LAST = 2  # priority of what happens after all else that happens at the same time
+LAST = 2  # priority of events that come after all others at the same time
 
 
 class Link:
@@ -33,7 +33,7 @@ class Link:
         self.idle = True
 
     def passed(self, g: int) -> simpy.Event:
-        """When the message that comes now, of group g, has left."""
+        """Return the event at which the message of group g that arrives now has left."""
         done = self.env.event()
         heapq.heappush(self.queue, (self.env.now, g, done))
         if self.idle:
@@ -54,7 +54,7 @@ class Link:
 
 
 class Job:
-    """When each group ended each step: `F`, (T, P)."""
+    """A job that records when each group ended each step, in `F` (T, P)."""
 
     def __init__(self, compute: Compute, durations: Durations, T: int) -> None:
         self.env = simpy.Environment()
@@ -71,7 +71,7 @@ class Job:
         return self._events.setdefault(name, self.env.event())
 
     def compute(self, g: int, t: int) -> Process:
-        """All K ranks, until the last one is done with gradient reduction and update."""
+        """Wait for all K ranks to compute, reduce gradients and update."""
         rest = self.d.grad_reduce + self.d.update
         yield self.env.all_of([self.env.timeout(seconds + rest) for seconds in self.seconds[t][g]])
 
@@ -80,7 +80,7 @@ class Job:
         self.F[t, g] = self.env.now
 
     def send(self, links: list[Link], at: int, g: int, there: simpy.Event) -> Process:
-        """A message of group g, over the link of the host of group `at`."""
+        """Send a message of group g over the link of the host of group `at`."""
         if self.message.link:
             yield links[at // self.layout.groups_on_a_host].passed(g)
         yield self.env.timeout(self.message.latency)
@@ -94,7 +94,7 @@ class Job:
 
 
 def synchronizes(t: int, period: Fraction | int) -> bool:
-    """Whether groups do after step t, counted from 0: the n-th time after ⌈n·period⌉ steps."""
+    """Return True if groups synchronize after step t, from 0; the n-th time is after ⌈n·period⌉ steps."""
     return t + 1 in {math.ceil(n * period) for n in range(1, t + 2)}
 
 
@@ -180,7 +180,7 @@ def ssp(job: Job, rule: Ssp) -> np.ndarray:
     pushed = [0] * (job.T + 1)
 
     def ask(g: int, t: int) -> Process:
-        """The n-th change is sent, and the (n − s)-th of all waited for, if there is one."""
+        """Send the n-th change, and wait for the (n − s)-th of all groups, if there is one."""
         yield from job.send(job.questions, g, g, job.event(g, t))
         n = (t + 1) // rule.period
         pushed[n] += 1

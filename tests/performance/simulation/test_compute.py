@@ -1,4 +1,4 @@
-"""What seconds are drawn from."""
+"""The distributions from which seconds are drawn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(
 
 
 def expected_max(mean: float, sigma: float, n: int) -> float:
-    """Of n lognormals, by ∫ 1 − F(x)^n dx over x ≥ 0."""
+    """Return the expected maximum of n lognormals, by ∫ 1 − F(x)^n dx over x ≥ 0."""
     s = math.sqrt(math.log1p(sigma**2))
     mu = math.log(mean) - s**2 / 2
     z = np.linspace(-10.0, 12.0, 400_001)
@@ -44,7 +44,7 @@ def expected_max(mean: float, sigma: float, n: int) -> float:
 
 @pytest.mark.parametrize(("sigma", "P", "K"), [(0.1, 64, 1), (0.1, 8, 8), (0.5, 16, 1), (0.5, 4, 32)])
 def test_a_synchronous_step_is_the_expected_maximum(sigma: float, P: int, K: int) -> None:
-    """Over all ranks, however they are grouped; over those of a group where groups never meet."""
+    """The maximum is over all ranks for any grouping; if groups never synchronize, over those of a group."""
     T = 4000
     compute = Compute(Layout(P, K), LogNormal(0.1, sigma))
     together, alone = SimulatedRun(compute, Durations(), T), SimulatedRun(compute, Durations(), T)

@@ -1,4 +1,4 @@
-"""Groups that die and come back, against the same as simpy processes that are killed."""
+"""Groups that die and return, compared with simpy processes that are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ D = Durations(grad_reduce=0.011, update=0.003, model_average=0.04, gather=0.007)
 
 
 class Groups:
-    """A process for each life of a group, and one that brings the living together."""
+    """A process for each life of a group, and one that synchronizes the living groups."""
 
     def __init__(self, course: SimulatedRun, rule: Ensemble) -> None:
         assert course.failures is not None
@@ -61,7 +61,7 @@ class Groups:
         return self.F
 
     def begin(self, replica_groups: range | list[int], t: int) -> None:
-        """Lives from step t on, all from now."""
+        """Start lives at step t for all these groups now."""
         self.met = self.env.event()
         for g, end in zip(replica_groups, self.ends(replica_groups), strict=True):
             self.dies[g] = end
@@ -69,7 +69,7 @@ class Groups:
             self.env.process(self.lives(g, t))
 
     def ends(self, replica_groups: range | list[int]) -> list[float]:
-        """Of lives that begin now: by what a group has for itself, or with a node that it shares."""
+        """Return the ends of lives that begin now, by a group's own failure or by that of its host."""
         many, now = len(replica_groups), self.env.now
         own = self.chance.exponential(self.life, many) if self.life < math.inf else [math.inf] * many
         shared = [self.downs[g // self.course.layout.groups_on_a_host] for g in replica_groups if self.downs]
@@ -77,7 +77,7 @@ class Groups:
         return [min(now + life, node) for life, node in zip(own, nodes, strict=True)]
 
     def lives(self, g: int, t: int) -> Process:
-        """Up to the death, or to the end."""
+        """Train until the death or the end."""
         while t < T:
             work = float(self.course.compute.seconds(t)[g].max()) + D.before_sync
             if self.env.now + work >= self.dies[g]:
@@ -110,7 +110,7 @@ class Groups:
         self.begin([first], t - t % (self.rule.every * self.failures.syncs_per_epoch))
 
     def look(self, t: int) -> None:
-        """Whether all the living are at the meeting before step t."""
+        """Synchronize if all living groups have arrived before step t."""
         if self.arrived == self.alive and t <= T:
             self.env.process(self.meet(t))
 

@@ -1,4 +1,4 @@
-"""Checkpoints against the formulas of Young and Daly, and against a job told failure by failure."""
+"""Checkpoints compared with the formulas of Young and Daly, and with a job simulated failure by failure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HOUR = 3600.0
 
 
 def expected(W: float, interval: float, C: float, R: float, M: float) -> float:
-    """Daly's eq. 20: M·e^(R/M)·(e^(L/M) − 1) for each piece of work; after the last one nothing is saved."""
+    """Return Daly's eq. 20, M·e^(R/M)·(e^(L/M) − 1) per piece of work; the last has no checkpoint."""
     pieces = math.ceil(W / interval)
     lengths = [interval + C] * (pieces - 1) + [W - (pieces - 1) * interval]
     return sum(M * math.exp(R / M) * math.expm1(length / M) for length in lengths)
 
 
 def told(W: float, interval: float, C: float, R: float, gaps: list[float]) -> dict[str, float]:
-    """One job, one failure after the other."""
+    """Simulate one job, failure by failure, and return the seconds spent by kind."""
     spent = {"work": 0.0, "checkpoints": 0.0, "restarts": 0.0, "lost": 0.0, "failures": 0.0}
     left, first = W, True
     for gap in gaps:
@@ -53,7 +53,7 @@ def told(W: float, interval: float, C: float, R: float, gaps: list[float]) -> di
 
 
 class Given:
-    """Instead of chance."""
+    """A replacement of a random generator that returns given gaps."""
 
     def __init__(self, gaps: np.ndarray) -> None:
         self.gaps = iter(gaps)

@@ -1,4 +1,4 @@
-"""The seconds of simulations are, to the last bit, those of the time when a table of rules said who waits."""
+"""Simulated seconds equal, to the last bit, those of the former implementation by a table of rules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDED: list[tuple[Method, float, float]] = [
     (async_sgd(), 28.968000000000067, 3.5314931717861917),
     (ad_psgd(), 25.73000000000002, 4.575318597520627),
 ]
-"""With the seconds until the last group has ended, and the steps per second of a group."""
+"""Methods, each with the seconds until the last group has ended, and the steps per second of a group."""
 DURATIONS = Durations(
     grad_reduce=0.011,
     update=0.003,

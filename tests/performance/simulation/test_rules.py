@@ -1,4 +1,4 @@
-"""Every rule against the same as simpy processes, and against the closed form where nothing varies."""
+"""Every rule, compared with simpy processes, and with the closed form where times are constant."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def id_of(value: object) -> str:
 
 
 def simulated(rule: Rule, compute: Compute, durations: Durations) -> tuple[np.ndarray, SimulatedRun]:
-    """When each group ended each step, (T, P)."""
+    """Return when each group ended each step, (T, P), and the run."""
     course = SimulatedRun(compute, durations, T)
     F, made = np.full((T, compute.layout.P), np.nan), course.made
 
@@ -130,7 +130,7 @@ def test_synchronizations_under_way_follow_one_after_another(meeting: float) -> 
 
 @pytest.mark.parametrize("link", [0.01, 0.03, 0.1])
 def test_answers_that_are_late_hold_up_those_who_asked_alone(link: float) -> None:
-    """Many on a host, of whom some know their answers long before others."""
+    """A host has many groups, and some know their answers long before others."""
     d = durations(Message(latency=0.02, link=link))
     for seed in range(20):
         compute = Compute(Layout(16, 1, 8), LogNormal(0.1, 0.7), seed=seed)
@@ -140,7 +140,7 @@ def test_answers_that_are_late_hold_up_those_who_asked_alone(link: float) -> Non
 
 
 def closed(d: Durations, every: float) -> float:
-    """Seconds of T steps of constant compute, with a meeting in every I-th."""
+    """Return the seconds of T steps of constant compute, with a synchronization in every `every`-th."""
     return T * (0.1 + d.grad_reduce + d.update + d.gather) + T // every * d.model_average
 
 
@@ -156,7 +156,7 @@ def test_without_chance_it_is_the_closed_form(every: int) -> None:
 )
 @pytest.mark.parametrize("on_a_host", [1, 4])
 def test_all_at_once_share_the_link_as_the_closed_form_has_it(rule: Rule, on_a_host: int) -> None:
-    """First come, first served: the last of the n messages of a host is there after latency + n·link."""
+    """In order of arrival, the last of the n messages of a host arrives after latency + n·link."""
     d = durations(Message(latency=1e-3, link=4e-3))
     compute = Compute(Layout(8, 2, 2 * on_a_host), Constant(0.1))
     F, _ = simulated(rule, compute, d)
@@ -174,7 +174,7 @@ def test_nobody_is_further_ahead_than_ssp_allows() -> None:
     compute = Compute(Layout(6, 1), LogNormal(0.1, 0.2), Lasting(5.0, ranks=[3]))
     for s in (0, 2, 5):
         F, _ = simulated(Ssp(s), compute, durations(Message()))
-        for t in range(s, T - 1):  # who has begun step t + 1 has seen all end step t − s
+        for t in range(s, T - 1):  # a group that has begun step t + 1 has seen all groups end step t − s
             assert (F[t + 1] >= F[t - s, 3]).all()
 
 
@@ -216,13 +216,13 @@ def test_after_a_change_all_go_on_together_as_the_second_one_alone(first: Rule, 
     if at == T:
         np.testing.assert_allclose(course.ended, course.ended.max())
         assert course.ended.max() > F[-1].max()
-    if at == 7 and then == Synchronous(4):  # after steps 8, 12 and 16: by the steps of the whole training
+    if at == 7 and then == Synchronous(4):  # after steps 8, 12 and 16, counted over the whole training
         met = F.max(axis=1) == F.min(axis=1)
         assert [t + 1 for t in range(at, T) if met[t]] == [8, 12, 16]
 
 
 def test_who_changes_takes_in_what_is_under_way() -> None:
-    """A synchronization begins after step 4, takes half a second, and is not there when the groups change."""
+    """A synchronization begins after step 4, takes half a second, and is still pending at the change."""
     d = Durations(model_average=0.5)
     _, course = simulated(
         Changing(Delayed(4, 3), Synchronous(100), 5), Compute(Layout(3, 1), Constant(0.1)), d

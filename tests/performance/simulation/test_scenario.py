@@ -1,4 +1,4 @@
-"""Scenario files: the example, what is read of them, and one line for each mistake."""
+"""Scenario files: the example, what is read from a file, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SIMULATED = {
     "streaming": 'method = { name = "diloco", sync_every = 4 }\nnum_fragments = 2\nsync_delay = 3',
     "switch": 'first = "bsp"\nthen = { name = "noloco", sync_every = 3 }\nat = 7',
 }
-"""What each method needs, whose groups wait as is known beforehand."""
+"""The scenario keys that each method needs, if its waits are known beforehand."""
 BY_THE_TRAINING = "after which steps groups average depends on the training"
 NOT_SIMULATED = {
     "adacomm": ("initial_sync_every = 4\nadapt_every = 8", BY_THE_TRAINING),
@@ -216,7 +216,7 @@ ON_LINES = {
         "[failures] checkpoint_every_seconds = 99: something",
     ),
 }
-"""By what is wrong: the file, the line and the beginning of the message."""
+"""By mistake: the file, the line and the beginning of the message."""
 
 
 @pytest.mark.parametrize("wrong", ON_LINES)
