@@ -270,7 +270,7 @@ def test_segments_that_do_not_ascend_are_refused() -> None:
 
 
 def test_what_was_measured_is_believed() -> None:
-    """A measurement may exceed the limit for times in a file, because a busy machine can be slow."""
+    """Links with measured points may exceed the plausible times, because a busy machine can be slow."""
     slow = link(alpha_seconds=(5e-3,))
     assert machine(slow, points=FULL.points).seconds("allreduce", 8, LinkClass(4, 4)) > 4 * 5e-3
     with pytest.raises(UserError, match="alpha_seconds"):
