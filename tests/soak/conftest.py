@@ -1,4 +1,4 @@
-"""Cases that are drawn by a number, of which the one that fails is told, so that it can be had again."""
+"""The fixture and the option that draw test cases by a seed, so that a failing case can be repeated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Those of one test, or the one that was asked for."""
+    """The seeds of one test, or only the one that the option selects."""
 
     test: str
     asked: int | None
 
     def each(self, cases: int, case: Callable[[int], object]) -> None:
-        """`case(seed)` for seeds 0, 1, …; what it raises says how to have it again."""
+        """Call `case(seed)` for seeds 0, 1, …; add a note to any error that says how to repeat the case."""
         given: Iterable[int] = range(cases) if self.asked is None else [self.asked]
         for seed in given:
             try:

@@ -1,5 +1,7 @@
-"""The job files of examples/ beside stores that are small enough for a thousand looks, and commands that read
-them, called in this process."""
+"""Small variants of the job files of examples/, and commands that read them.
+
+The dataset files are small enough for a thousand cases. The commands are called in this process.
+"""
 
 from __future__ import annotations
 
@@ -38,26 +40,26 @@ EXAMPLES = {
     "wikitext2_lstm": "--model.arguments {types=14,embedding=8,hidden=8} --data.arguments.bptt 7 "
     "--data.group_batch_size 4",
 }
-"""With what makes them small."""
+"""The job files of examples/, with the overrides that make each small."""
 SIMULATION = "--job.groups 4 --job.steps 20 --failures.work_hours 1"
 COMMANDS = ("job train", "job train", "job train", "job probe", "job measure", "job ensemble", "cite")
 RANKS = ["--ranks-per-node", "4"]
 ROOM = 1 << 30
-"""Bytes that a command may ask for beside what this process has."""
+"""Bytes that a command may allocate in addition to what this process already uses."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a command said, and how it ended."""
+    """The output of a command, and how it ended."""
 
     words: list[str]
     code: int
     err: str
     trace: str = ""
-    """Of what came through."""
+    """The traceback of an exception that the command did not handle."""
 
     def require_one_line(self) -> None:
-        """Or that all is well. What is said is never a traceback, and never many lines."""
+        """Assert that the command succeeded, or failed with exactly one line on stderr and no traceback."""
         assert not self.trace, f"{' '.join(self.words)!r} ends in\n{self.trace}"
         assert self.code in (0, 1), self
         if self.code:
@@ -67,7 +69,7 @@ class Told:
 
 
 def prepared(folder: Path) -> dict[str, str]:
-    """The text of each job file, all of which are good ones in `folder`, where their stores are."""
+    """Write small dataset files into `folder`, and return the text of each valid job file by its name."""
     chance = np.random.default_rng(0)
     convert("digits", None, folder / "digits.h5")
     arrays = {"x": chance.integers(0, 256, (100, 3, 32, 32), np.uint8), "y": np.arange(100) % 10}
@@ -91,7 +93,7 @@ def smaller(name: str, words: str) -> str:
 
 @contextlib.contextmanager
 def short_of_memory() -> Iterator[None]:
-    """As on a machine that has little more than what is in use."""
+    """Limit the address space, as on a machine with little more memory than is in use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, hard))
@@ -103,7 +105,7 @@ def short_of_memory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_once_to(err: io.StringIO) -> Iterator[None]:
-    """Also what is printed past whoever holds stderr back."""
+    """Redirect also what is written to `sys.__stderr__` while stderr is redirected."""
     before, sys.__stderr__ = sys.__stderr__, err  # pyright: ignore[reportConstantRedefinition]
     try:
         yield
@@ -112,7 +114,7 @@ def at_once_to(err: io.StringIO) -> Iterator[None]:
 
 
 def told(words: list[str], call: Callable[[list[str]], None] = main) -> Told:
-    """What comes of these words, typed after `hpcsgd`."""
+    """Return the result of these arguments to `hpcsgd`."""
     code, trace, out, err = 0, "", io.StringIO(), io.StringIO()
     with short_of_memory(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), at_once_to(err):
         try:
@@ -120,14 +122,14 @@ def told(words: list[str], call: Callable[[list[str]], None] = main) -> Told:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
             err.write(end.code if isinstance(end.code, str) else "")
-        except BaseException:  # noqa: BLE001 - nothing may come through
+        except BaseException:  # noqa: BLE001 - no exception may escape
             trace = traceback.format_exc()
     return Told(words, code, err.getvalue(), trace)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One file and one command, drawn by a number."""
+    """One job file and one command, drawn by a seed."""
 
     text: bytes
     words: list[str]
@@ -146,7 +148,7 @@ class Case:
 
 
 def typed_for(command: str, text: str) -> str:
-    """A job file that the command takes."""
+    """Return the job file, changed if necessary, so that the command accepts it."""
     if command != "job ensemble":
         return text
     tables = tomllib.loads(text)

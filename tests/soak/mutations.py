@@ -1,4 +1,4 @@
-"""Job files as nobody should write them, each drawn by a seed: of the text, of a value, of a word typed."""
+"""Invalid job files and overrides, drawn by a seed: changes of the text, of values and of options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tomli_w
 
 Tables = dict[str, Any]
 Place = tuple[str | int, ...]
-"""Of a value, through tables and lists."""
+"""The position of a value: the keys and indices that lead to it through tables and lists."""
 
 STRANGE = (
     "", " ", "é", "\u202e", "𝛿", "名", "🙂", "a" * 5000, "none", "null", "nan", "-", "--", "=", ".", "..",
@@ -32,7 +32,7 @@ LETTERS = "aeznr_-. \t\"'[]{}=,#\n\r0159éß\u200b\ufeff\\\x07"
 
 
 def mutated(text: str, chance: random.Random) -> bytes:
-    """The job file, changed in one to three ways."""
+    """Return the job file with one to three changes."""
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
         tables = _tables(text)
         if tables is None or chance.random() < 0.3:
@@ -45,7 +45,7 @@ def mutated(text: str, chance: random.Random) -> bytes:
 
 
 def typed(text: str, chance: random.Random) -> list[str]:
-    """Overrides, mostly none, some of which are no such thing."""
+    """Return command-line overrides: mostly none, and some of them invalid."""
     if chance.random() < 0.7:
         return []
     tables = _tables(text) or {}
@@ -62,7 +62,7 @@ def typed(text: str, chance: random.Random) -> list[str]:
 
 
 def near(word: str, chance: random.Random) -> str:
-    """With a letter lost, doubled, changed, or its neighbour's place."""
+    """Return the word with one small typing error, such as a lost, doubled, changed or swapped letter."""
     if not word:
         return chance.choice(LETTERS)
     at = chance.randrange(len(word))
@@ -85,7 +85,7 @@ def _tables(text: str) -> Tables | None:
 
 
 def _written(tables: Tables) -> str | None:
-    """None for what this writer does not write."""
+    """Return the tables as TOML, or None if the TOML writer cannot write them."""
     try:
         return tomli_w.dumps(tables)
     except (TypeError, ValueError, UnicodeEncodeError, RecursionError):
@@ -106,7 +106,7 @@ def _at(tables: Any, place: Place) -> Any:
 
 
 def _drawn(tables: Tables, chance: random.Random) -> tuple[Any, Any]:
-    """What a value is in, and its key there."""
+    """Return a table or list that contains a drawn value, and the value's key there."""
     places = list(_places(tables))
     *around, key = chance.choice(places) if places else ("training",)
     return _at(tables, tuple(around)), key
@@ -118,7 +118,7 @@ def _replace(tables: Tables, chance: random.Random) -> None:
 
 
 def _spoil(tables: Tables, chance: random.Random) -> None:
-    """A value of the same kind, nearly."""
+    """Replace a value by a similar one, of the same kind or nearly so."""
     around, key = _drawn(tables, chance)
     value = around[key] if isinstance(around, list) or key in around else None
     match value:
@@ -155,7 +155,7 @@ def _add(tables: Tables, chance: random.Random) -> None:
 
 
 def _move(tables: Tables, chance: random.Random) -> None:
-    """One value where another belongs."""
+    """Copy one value to the place of another."""
     (here, key), (there, other) = _drawn(tables, chance), _drawn(tables, chance)
     if (isinstance(here, list) or key in here) and not isinstance(there, list):
         there[other] = copy.deepcopy(here[key])
@@ -197,7 +197,7 @@ def _put_in(text: str, chance: random.Random) -> str:
 
 
 def _lines_anew(text: str, chance: random.Random) -> str:
-    """A line lost, said twice, or elsewhere."""
+    """Remove a line, repeat it, or move it."""
     lines = text.splitlines(keepends=True) or [""]
     line = lines.pop(chance.randrange(len(lines)))
     for _ in range(chance.randrange(3)):

@@ -1,6 +1,8 @@
-"""A network for the stage: connections that are bytes in memory, and what stands for `socket`, `select` and
-`asyncio` where groups and their coordinator use them. What is sent is there at once, when it is read is
-drawn."""
+"""A simulated network for `Stage`: connections are bytes in memory.
+
+It stands in for `socket`, `select` and `asyncio` in the modules of groups and their coordinator. Data arrives
+as soon as it is sent; the seed decides when it is read.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,18 @@ Address = tuple[str, int]
 
 
 class Wire:
-    """One way of a connection."""
+    """One direction of a connection."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.ended = False
-        """Nothing more is written."""
+        """True if the writer has closed it."""
         self.deaf = False
-        """Nobody reads any more."""
+        """True if the reader has closed it."""
 
 
 class Socket:
-    """One end of a connection, of whoever took it."""
+    """One end of a connection. It belongs to the troupe that opened or accepted it."""
 
     def __init__(self, stage: Stage, incoming: Wire, outgoing: Wire, own: Address, peer: Address) -> None:
         self._stage, self.incoming, self.outgoing = stage, incoming, outgoing
@@ -43,7 +45,7 @@ class Socket:
         self._timeout = None if blocks else 0.0
 
     def setsockopt(self, *_: object) -> None:
-        """Nothing is held back here."""
+        """Do nothing: this network does not delay small packets."""
 
     def getsockname(self) -> Address:
         return self._own
@@ -55,7 +57,7 @@ class Socket:
         return bool(self.incoming.content) or self.incoming.ended or self.incoming.deaf
 
     def put(self, data: Any) -> None:
-        """Without anybody else's turn."""
+        """Send data without giving another actor a turn."""
         if not self.outgoing.ended and not self.outgoing.deaf:
             self.outgoing.content += data
 
@@ -91,7 +93,7 @@ class Socket:
 
 
 class Listener:
-    """Where connections come in."""
+    """A listening socket."""
 
     def __init__(self, stage: Stage, address: Address) -> None:
         self._stage, self._address = stage, address
@@ -120,7 +122,7 @@ class Listener:
 
 
 class Network:
-    """All of them."""
+    """All sockets and listeners of a stage."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -149,7 +151,7 @@ class Network:
         return mine
 
     def die(self, troupe: object) -> None:
-        """As the system does it for a process that was killed."""
+        """Kill a troupe and close its connections, as the system does for a killed process."""
         self.stage.kill(troupe)
         for each in self.sockets:
             if each.owner == troupe:
@@ -160,7 +162,7 @@ class Network:
 
 
 class Poll:
-    """`select.poll`."""
+    """A stand-in for `select.poll`."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -178,7 +180,7 @@ _IN, _OUT = 1, 4
 
 
 class Reader:
-    """`asyncio.StreamReader`: what it waits for it waits for in the actor that it belongs to."""
+    """A stand-in for `asyncio.StreamReader`. Its reads block the actor that runs the coroutine."""
 
     def __init__(self, end: Socket) -> None:
         self._end, self._rest = end, b""
@@ -206,7 +208,7 @@ class Reader:
 
 
 class Writer:
-    """`asyncio.StreamWriter`."""
+    """A stand-in for `asyncio.StreamWriter`."""
 
     def __init__(self, end: Socket) -> None:
         self.write, self.close = end.put, self._close
@@ -216,12 +218,12 @@ class Writer:
         self.transport = types.SimpleNamespace(abort=end.close)
 
     def _close(self) -> None:
-        """What was written still arrives."""
+        """Close the connection, but still deliver what was written."""
         self._end.outgoing.ended = self._end.incoming.deaf = True
 
 
 class Server:
-    """`asyncio.Server`: a conversation with each who comes, on an actor of its own."""
+    """A stand-in for `asyncio.Server` that handles each connection on an actor of its own."""
 
     def __init__(self, stage: Stage, serve: Callable[..., Coroutine[Any, Any, None]], at: Listener) -> None:
         self._stage, self._serve, self.sockets = stage, serve, (at,)
@@ -236,7 +238,7 @@ class Server:
             return
 
     def _talk(self, end: Socket) -> None:
-        """Begun here: a coroutine of an actor that never has its turn would be complained of."""
+        """Run the coroutine. It is created here, because Python warns of coroutines that never run."""
         driven(self._serve(Reader(end), Writer(end)))
 
     async def __aenter__(self) -> Server:
@@ -247,7 +249,7 @@ class Server:
 
 
 def driven(talk: Coroutine[Any, Any, None]) -> None:
-    """A coroutine that never gives up its turn to a loop: there is none."""
+    """Run a coroutine that never yields to an event loop; there is no loop."""
     try:
         talk.send(None)
     except StopIteration:

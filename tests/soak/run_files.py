@@ -1,4 +1,4 @@
-"""What a run leaves and some command reads again, small, and these commands, called in this process."""
+"""Files that a run writes, kept small, and the commands that read them, called in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from train.launches import JOB, make_store
 
 JOB_OF_TWO = JOB.replace("[data]", "[parallel]\ngroups = 2\n[data]")
 NEVER: Any = SimpleNamespace(now=lambda: 0)
-"""In place of `Reasons`, which takes signals and so only the main thread."""
+"""A stand-in for `Reasons`, which handles signals and therefore works only in the main thread."""
 METHODS = "bsp, hierarchical sync_every=2"
 Damage = Callable[[bytes, random.Random], bytes]
 DAMAGES: tuple[Damage, ...] = (
@@ -41,7 +41,7 @@ A_FOLDER = "a folder"
 
 def train(*words: str) -> None:
     config = load(Path("job.toml"), ["--run.trace_steps", "2-3", *words])
-    run: Any = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
+    run: Any = importlib.import_module("hpcsgd.train.run")  # the package has a function of this name
     threads.run(2, lambda world: run.train(config, form(world, 2), "job.toml", NEVER, True))
 
 
@@ -59,14 +59,14 @@ def with_probe() -> None:
 
 
 def ended(call: Callable[[], None]) -> Told:
-    """How one of these functions ends, as the command would say it."""
+    """Return how one of these functions ends, with the message that the command would print."""
     with short_of_memory():
         try:
             call()
         except (JobError, UserError) as error:
             message = error if isinstance(error, JobError) else in_one_line(error)
             return Told([call.__name__], 1, f"hpcsgd: {message}\n")
-        except BaseException:  # noqa: BLE001 - nothing may come through
+        except BaseException:  # noqa: BLE001 - no exception may escape
             return Told([call.__name__], 1, "", traceback.format_exc())
     return Told([call.__name__], 0, "")
 
@@ -91,12 +91,12 @@ READERS: dict[str, tuple[Callable[[], Told], ...]] = {
     "probe.json": (command(PLAN), lambda: ended(with_probe)),
     "plan.json": (command("job train planned.toml --plan plan.json --run.output_dir new"),),
 }
-"""Which commands read it, by the beginning of its name."""
+"""The commands that read a file, by the beginning of the file's path."""
 NOT_READ = {".png", ".html", ".csv"}
 
 
 def prepared(folder: Path) -> None:
-    """`folder` is the working directory."""
+    """Write the files of runs into `folder`, which must be the working directory."""
     make_store(folder / "small.h5")
     (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\noutput_dir = "run"\n')
     train()
@@ -128,7 +128,7 @@ def prepared(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One file, damaged, and a command that reads it, both drawn by a number."""
+    """One damaged file and a command that reads it, both drawn by a seed."""
 
     file: str
     content: bytes | str

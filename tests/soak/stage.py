@@ -1,10 +1,11 @@
-"""Threads that take turns: one runs at a time, and who is next is drawn by a seed, so that the same number
-gives the same order of events again.
+"""Threads of which only one runs at a time, in an order that a seed decides.
 
-What a `Stage` has stands for threads, locks and clocks in those modules of hpcsgd that its actors use
-(`staged`). Where an actor waits for something, asks for a lock or has sent something, and now and then before
-tensors are read or written (`Preempting`), somebody else may go on. Time passes only where all wait, so that
-nobody's patience depends on the machine; where nothing can happen any more, all are told (`Stuck`).
+With the same seed, events happen in the same order. The objects of a `Stage` replace threads, locks and
+clocks in the modules of hpcsgd that its actors use (`staged`).
+
+Another actor may continue whenever an actor waits, acquires a lock or has sent something. The same may happen
+before tensors are read or written (`Preempting`). Simulated time advances only when all actors wait, so that
+timeouts do not depend on the machine's speed. If no actor can continue, all actors raise `Stuck`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from unittest import mock
 from torch.overrides import TorchFunctionMode
 
 Ready = Callable[[], bool]
-_here = threading.local()  # .actor: whose thread this is
+_here = threading.local()  # .actor: the actor whose thread this is
 FOR_EVER = float("inf")
 READING = ("cat", "clone", "item", "stack", "to")
-"""Functions of torch that read elements; those that write them end in an underscore."""
+"""Functions of torch that read elements. The names of those that write elements end in an underscore."""
 
 
 class Stuck(BaseException):
-    """Everybody waits for somebody else, or the play does not end."""
+    """All actors wait for each other, or the simulation does not end."""
 
 
 class Actor:
@@ -46,7 +47,7 @@ class Actor:
         self.stage, self.name = stage, name or "thread"
         self.daemon = daemon
         self.troupe: object = None
-        """Of whom it is killed with: that of who made it."""
+        """The key of actors that are killed or frozen together; by default that of the starting actor."""
         self.ready: Ready = lambda: True
         self.until = FOR_EVER
         self.priority = stage.chance.random()
@@ -82,7 +83,7 @@ class Actor:
             with Preempting(self.stage):
                 self._target(*self._args)
         except BaseException:
-            if self.stage.over is None:  # or else it is swept from the stage
+            if self.stage.over is None:  # otherwise the simulation is over, and the actor is stopped
                 raise
         finally:
             self.ended = True
@@ -94,27 +95,30 @@ def troupe_of_caller() -> object:
 
 
 class Stage:
-    """`turns`: after so many the play is taken to have no end. `often`: the part of torch's functions before
-    which somebody else may go on."""
+    """A simulation whose actors take turns.
+
+    `turns`: the number of turns after which the simulation counts as endless. `often`: the fraction of calls
+    to torch's functions before which another actor may continue.
+    """
 
     def __init__(self, seed: int | str, *, turns: int = 200_000, often: float = 0.1) -> None:
         self.chance = random.Random(f"stage {seed}")
         self.actors: list[Actor] = []
         self.threads: list[threading.Thread] = []
         self.away: dict[object, float] = {}
-        """Troupes that do nothing, and until when."""
+        """For each stopped troupe, the simulated time at which it continues."""
         self.over: str | None = None
         self.now = 0.0
         self.order: list[str] = []
-        """Who had each turn."""
+        """The name of the actor that had each turn."""
         self._turns, self.often = turns, often
-        # As Burckhardt et al. (ASPLOS 2010): mostly the most important goes on, until that changes.
+        # As Burckhardt et al. (ASPLOS 2010): mostly the actor of the highest priority continues.
         self._by_priority = self.chance.random() < 0.5
         self._changes = 1 / self.chance.choice([10, 100, 1000])
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """For the calling thread and all that it starts; they have ended when this has."""
+        """Run the calling thread and all threads that it starts as actors, and end the latter on exit."""
         main = Actor(self, target=lambda: None, name="main")
         self.actors.append(main)
         _here.actor = main
@@ -126,7 +130,7 @@ class Stage:
             del _here.actor
 
     def close(self, main: Actor) -> None:
-        """What is left would wait for ever."""
+        """End the simulation and all actors except `main`, which could otherwise wait forever."""
         self.over = self.over or "the play is over"
         for actor in [actor for actor in self.actors if actor is not main]:
             actor.give_turn()
@@ -135,18 +139,18 @@ class Stage:
             assert not thread.is_alive(), f"{thread.name} does not end"
 
     def wait(self, ready: Ready, timeout: float | None = None) -> bool:
-        """Let others go on until it is so; False where that took longer."""
+        """Let other actors run until `ready()` is true; return False if the timeout ends first."""
         me: Actor = _here.actor
         me.ready, me.until = ready, FOR_EVER if timeout is None else self.now + timeout
         self._pass_on(me)
         return ready()
 
     def step_back(self) -> None:
-        """Whoever can may go on first."""
+        """Let any other actor that can run continue first."""
         self.wait(lambda: True)
 
     def sleep(self, seconds: float) -> None:
-        """For so long on the clock of the stage."""
+        """Sleep for this many seconds of simulated time."""
         until = self.now + seconds
         self.wait(lambda: self.now >= until, seconds)
 
@@ -156,11 +160,11 @@ class Stage:
             self._pass_on(None)
 
     def freeze(self, troupe: object, seconds: float) -> None:
-        """It does nothing for so long."""
+        """Stop the actors of `troupe` for this many simulated seconds."""
         self.away[troupe] = self.now + seconds
 
     def kill(self, troupe: object) -> None:
-        """It does nothing any more, not even what has to be done last."""
+        """Stop the actors of `troupe` forever; they do not even run their `finally` blocks before the end."""
         self.away[troupe] = FOR_EVER
 
     def _pass_on(self, me: Actor | None) -> None:
@@ -204,7 +208,7 @@ class Stage:
 
 
 class Preempting(TorchFunctionMode):
-    """Somebody else may go on before what reads or writes the elements of a tensor: that takes its time."""
+    """Lets other actors continue before operations that read or write tensors, as these take time."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -219,7 +223,7 @@ class Preempting(TorchFunctionMode):
 
 
 class Lock:
-    """`threading.Lock`."""
+    """A stand-in for `threading.Lock`."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._taken = stage, False
@@ -241,7 +245,7 @@ class Lock:
 
 
 class Condition(Lock):
-    """`threading.Condition`; who waits may wake at any time, as is allowed."""
+    """A stand-in for `threading.Condition`, with the spurious wake-ups that the interface allows."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
@@ -268,7 +272,7 @@ class Condition(Lock):
 
 
 class Barrier:
-    """`threading.Barrier`."""
+    """A stand-in for `threading.Barrier`."""
 
     def __init__(self, stage: Stage, parties: int) -> None:
         self._stage, self._parties = stage, parties
@@ -289,7 +293,7 @@ class Barrier:
 
 
 class Queue:
-    """`queue.SimpleQueue`."""
+    """A stand-in for `queue.SimpleQueue`."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -305,7 +309,7 @@ class Queue:
 
 
 class Future:
-    """`concurrent.futures.Future`."""
+    """A stand-in for `concurrent.futures.Future`."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._done = stage, False
@@ -333,7 +337,7 @@ class Future:
 
 
 def threading_of(stage: Stage) -> types.SimpleNamespace:
-    """What stands for the module."""
+    """Return a stand-in for the module `threading`."""
     return types.SimpleNamespace(
         Thread=lambda **given: Actor(stage, **given),
         Lock=lambda: Lock(stage),
@@ -351,7 +355,10 @@ def queue_of(stage: Stage) -> types.SimpleNamespace:
 
 @contextmanager
 def staged(seed: int | str, *more: tuple[str, Callable[[Stage], Any]], **limits: Any) -> Iterator[Stage]:
-    """Ranks as threads (`hpcsgd.comm.threads`) take turns. `more`: what else is replaced, and how."""
+    """Run ranks that are threads (`hpcsgd.comm.threads`) in turns on a stage.
+
+    `more`: other names to replace, each with a function that makes the replacement.
+    """
     stage = Stage(seed, **limits)
     replaced: list[tuple[str, Callable[[Stage], Any]]] = [
         ("hpcsgd.comm.threads.threading", threading_of),

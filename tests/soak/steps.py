@@ -1,5 +1,8 @@
-"""A program: methods in many steps of a small model on four ranks, processes where a launcher starts it and
-threads otherwise. It writes what was had of the machine on the way: a list of samples by method and rank."""
+"""A program that trains a small model on four ranks for many steps with several methods.
+
+Ranks are processes if a launcher starts the program, and threads otherwise. It writes the resources that were
+in use during training: a list of samples for each method, in one file per process.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,17 @@ ENTRIES = {**REFERENCES, **EXCEPTIONS}
 RANKS, P = 4, 2
 SAMPLES = 48
 PERIOD = 12
-"""Samples are taken after a multiple of so many steps: meetings of the table are a third or fourth of it."""
+"""Samples are taken at multiples of this many steps. It is 3 or 4 times each `sync_every` of the table."""
 WARM_UP = 0.25
-"""The part of the steps that is not looked at: what is made once is made there."""
+"""The fraction of steps at the start without samples, because some memory is allocated only once."""
 
 Sample = dict[str, int]
 kept: list[Any] = []
-"""What nothing gives back."""
+"""Objects that are never freed."""
 
 
 def first_of_each() -> list[str]:
-    """One entry of the table for each method."""
+    """Return one entry of the table for each method."""
     found: dict[str, str] = {}
     for label, entry in ENTRIES.items():
         found.setdefault(entry.method, label)
@@ -41,7 +44,7 @@ def first_of_each() -> list[str]:
 
 
 def leak(t: int, model: nn.Module) -> None:
-    """Planted."""
+    """Leak tensors in every step, and a file and a thread every `PERIOD` steps, as a planted mistake."""
     kept.append([p.detach().clone() for p in model.parameters()])
     if t % PERIOD == 0:
         kept.append(Path("/dev/null").open())  # noqa: SIM115
@@ -49,7 +52,7 @@ def leak(t: int, model: nn.Module) -> None:
 
 
 def trained(world: Communicator, label: str, steps: int, leaks: bool, looks: bool) -> list[Sample]:
-    """This rank's samples, if it `looks`: of step, bytes, threads, files and tensors."""
+    """Train, and return the samples: step, bytes, threads, files and tensors; empty ones unless `looks`."""
     entry = ENTRIES[label]
     job = entry.form(world, P)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -73,7 +76,7 @@ def trained(world: Communicator, label: str, steps: int, leaks: bool, looks: boo
 
 
 def at_rest(world: Communicator, looks: bool) -> Sample:
-    """Once all ranks are here, and what is still under way has come."""
+    """Return a sample, taken while all ranks wait and messages in flight have arrived."""
     world.barrier()
     time.sleep(0.01)
     seen = watched.now() if looks else {}
@@ -82,7 +85,7 @@ def at_rest(world: Communicator, looks: bool) -> Sample:
 
 
 def on_threads(label: str, *asked: Any) -> list[Sample]:
-    """Of the process; one rank looks."""
+    """Return the samples of the whole process, taken by rank 0."""
     return threads.run(RANKS, lambda world: trained(world, label, *asked, world.rank == 0), timeout=3000.0)[0]
 
 
@@ -94,7 +97,7 @@ def main() -> None:
     parser.add_argument("labels", nargs="+")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    gc.freeze()  # of what is imported, which is not looked at again for each sample
+    gc.freeze()  # excludes the imported objects from the search for tensors in each sample
     place, run = 0, on_threads
     if asked.processes:
         world = hpcsgd.init(groups=1).world

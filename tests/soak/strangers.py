@@ -1,4 +1,4 @@
-"""What those do who do not know the token: each is a connection to an address, held until it is closed."""
+"""Clients that do not know the token. Each opens one connection, which stays open until it is closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELLO = json.dumps({"replica_group": 0, "rank": 0, "ranks": 1, "life": "stranger
 
 
 def says_nothing(_: socket.socket, chance: random.Random) -> None:
-    """And stays."""
+    """Send nothing."""
 
 
 def says_anything(door: socket.socket, chance: random.Random) -> None:
@@ -44,13 +44,13 @@ def guesses(door: socket.socket, chance: random.Random) -> None:
 
 
 def answers_with_the_question(door: socket.socket, chance: random.Random) -> None:
-    """Would a proof for the same challenge twice be told?"""
+    """Send the host's own challenge back to it: it must not accept this as a proof."""
     host = door.recv(CHALLENGE)
     door.sendall(host + host + HELLO)
 
 
 def breaks_off(door: socket.socket, chance: random.Random) -> None:
-    """By a reset, at once or in the middle."""
+    """Reset the connection, at once or in the middle of the greeting."""
     if chance.random() < 0.5:
         door.sendall(chance.randbytes(CHALLENGE))
     door.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -64,7 +64,7 @@ KINDS: tuple[Stranger, ...] = (
 
 
 def replays(recorded: bytes) -> Stranger:
-    """What an honest client has said, once more."""
+    """Return a stranger that sends again what an honest client has sent."""
 
     def stranger(door: socket.socket, chance: random.Random) -> None:
         door.sendall(recorded[: chance.choice([len(recorded), CHALLENGE + PROOF])])
@@ -73,7 +73,7 @@ def replays(recorded: bytes) -> Stranger:
 
 
 def knocks(address: tuple[str, int], kind: Stranger, chance: random.Random) -> socket.socket:
-    """A connection on which it has said what it says, unless it was sent away before."""
+    """Return a new connection on which a stranger has sent its data, unless the host closed it earlier."""
     door = socket.create_connection(address, timeout=30)
     with suppress(OSError):
         kind(door, chance)
@@ -81,7 +81,7 @@ def knocks(address: tuple[str, int], kind: Stranger, chance: random.Random) -> s
 
 
 class Overheard:
-    """An honest client's end of a connection, of which somebody notes what is said."""
+    """An honest client's end of a connection that records what the client sends."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.said = b""
@@ -95,7 +95,7 @@ class Overheard:
 
 
 def overheard(host: tuple[str, int], token: str) -> bytes:
-    """What a client says that knows the token."""
+    """Return what a client that knows the token sends."""
     with socket.create_connection(host, timeout=30) as connection:
         client = Overheard(connection)
         introduce(client, token, COORDINATOR)  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,4 @@
-"""Checkpoints that were cut off, or of which some bytes are wrong: the one before is taken, or one line says
-what is wrong; never other numbers than were saved."""
+"""Damaged checkpoints never load wrong numbers: the previous one loads, or one line names the damage."""
 
 from __future__ import annotations
 
@@ -24,16 +23,16 @@ from soak.sizes import cases
 from trainings import Training
 
 METHODS = ("hierarchical", "osgp", "sparseloco", "ad_psgd")
-"""Which remember things of each kind."""
+"""Methods that keep different kinds of state."""
 SAVED = (2, 3)
 SHAPES = [(2, 2), (2, 2), (1, 2), (4, 1)]
-"""To go on by; they are saved by the first."""
+"""The (P, K) on which training resumes; the checkpoints are saved on the first one."""
 State = dict[str, Tensor]
 
 
 @dataclass
 class Runs:
-    """A folder of two checkpoints for each method, and what goes on from either: by step and shape."""
+    """A folder with two checkpoints per method, and the states that undamaged ones restore."""
 
     folder: Path
     whole: dict[tuple[str, int, tuple[int, int]], list[State]]
@@ -54,7 +53,7 @@ def saved_by(world: Communicator, path: Path, method: str) -> None:
 
 
 def restored(path: Path, method: str, shape: tuple[int, int]) -> list[tuple[int, State]]:
-    """The step, and all that each rank has then."""
+    """Return, for each rank, the step and the complete state after the checkpoint is loaded."""
     P, K = shape
 
     def rank(world: Communicator) -> tuple[int, State]:
@@ -88,7 +87,7 @@ def flipped(data: bytes, chance: random.Random) -> bytes:
 
 
 def overwritten(data: bytes, chance: random.Random) -> bytes:
-    """A block, as of another file or of none."""
+    """Overwrite a block with zeros or random bytes."""
     at, size = chance.randrange(len(data)), chance.choice([1, 16, 512, 4096])
     block = chance.choice([bytes(size), chance.randbytes(size)])
     return data[:at] + block + data[at + size :]
@@ -104,7 +103,7 @@ DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 
 def damage(folder: Path, chance: random.Random) -> bool:
-    """One or two files of a checkpoint; whether that changed anything."""
+    """Damage one or two files of a checkpoint, and return True if that changed any byte."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     changed = False
     for file in chance.sample(files, chance.choice([1, 1, 2])):
@@ -158,13 +157,13 @@ def test_damage_is_passed_over_or_told(
 def test_numbers_that_nobody_checks_are_found(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With neither the checksums of files nor those of datasets, some case shows other numbers or worse."""
+    """Without the comparison of checksums, some case must load wrong numbers or fail in another way."""
     monkeypatch.setattr(folder, "_differs", lambda *_: None)
 
     def fails(seed: int) -> bool:
         try:
             attempt(runs, tmp_path / str(seed), seed, lambda: caplog.text)
-        except Exception:  # noqa: BLE001 - of whatever kind: it was noticed
+        except Exception:  # noqa: BLE001 - any exception shows that the damage was noticed
             return True
         return False
 

@@ -1,4 +1,4 @@
-"""Methods in which ranks do not wait for each other, in orders of events drawn by a number (see `stage`)."""
+"""Methods whose ranks do not wait for each other, in orders of events drawn by a seed (see `stage`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LABELS = {
 
 
 def in_turns(seed: int | str, orders: list[list[str]] | None = None, **limits: Any) -> Run:
-    """In place of the fixture `run`: ranks that are told to sleep do so on the clock of the stage."""
+    """Return a replacement for the fixture `run`, in which ranks sleep in simulated time."""
 
     def clock(stage: Stage) -> types.SimpleNamespace:
         return types.SimpleNamespace(sleep=stage.sleep)
@@ -67,14 +67,14 @@ def test_in_any_order(seeds: Seeds, method: str, cases: int) -> None:
 
 
 def checks(label: str) -> list[Callable[[Run, str, int, int], None]]:
-    """What can be asked of it."""
+    """Return the checks that apply to an entry of the table."""
     entry = ENTRIES[label]
     invariants = [lambda run, _, P, K, holds=holds: holds(run, entry.new, P, K) for holds in entry.invariants]
     return [*invariants, *invariants, comes_to_something, *([weights_sum_up] if "osgp" in label else [])]
 
 
 def comes_to_something(run: Run, label: str, P: int, K: int) -> None:
-    """To what plain torch does, where that is known; to numbers that are the same in a group."""
+    """Check that results equal those of plain torch, if known, and are finite and equal within a group."""
     ranks = run(P * K, trained, P, ENTRIES[label], OPTIMIZERS["momentum"])
     for rank, history in enumerate(ranks):
         assert all(w.isfinite().all() for w in history)
@@ -89,7 +89,7 @@ def expected(label: str, P: int, K: int) -> list[list[Tensor]]:
 
 
 def weights_sum_up(run: Run, label: str, P: int, K: int) -> None:
-    """Those of the groups and of what is under way: nothing is lost, and nothing there twice."""
+    """Check that the weights of groups and messages sum up to P, so that none is lost or counted twice."""
     for steps in (1, 2, 5):
         weights = run(P * K, weight_after, P, ENTRIES[label], steps)
         assert sum(weights[::K]) == pytest.approx(P, abs=1e-12)
@@ -118,11 +118,11 @@ def test_the_same_number_gives_the_same_order(method: str) -> None:
 
 
 UPDATES, READS, WEIGHTS = 0, 1, -1
-"""Places of these in `checks`."""
+"""Indices into the result of `checks`."""
 
 
 def found(label: str, P: int, which: int, within: int = 100) -> bool:
-    """Whether any of so many orders shows, by one of the checks, that something is broken."""
+    """Return True if one of the checks fails in any of `within` orders."""
     for seed in range(within):
         try:
             checks(label)[which](in_turns(seed, often=0.3), label, P, 1)
@@ -152,7 +152,7 @@ def test_pairs_without_a_lock_are_found() -> None:
 
 
 def test_shares_that_are_lost_are_found() -> None:
-    """A message that comes late, and is then forgotten."""
+    """The planted mistake drops messages that arrive late."""
     take_in = PushSum._take_in
 
     def forgets(how: PushSum, x: list[Tensor], sent: Any) -> None:

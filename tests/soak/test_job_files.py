@@ -1,4 +1,4 @@
-"""Job files as nobody should write them: one line says what is wrong, and nothing is left behind."""
+"""Invalid job files: one line says what is wrong, and no files are left behind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SCRIPTS = {".sbatch", ".pbs", ".flux"}
 
 @dataclass
 class Desk:
-    """A user's folder, with stores, and the job files that go with them."""
+    """A user's folder with dataset files, and the job files that belong to them."""
 
     folder: Path
     texts: dict[str, str]
     files: set[Path]
 
     def swept(self) -> set[Path]:
-        """What was not there before; it is gone then."""
+        """Delete the files that were added to the folder, and return their paths."""
         more = {path for path in self.folder.rglob("*") if "__pycache__" not in path.parts} - self.files
         for path in sorted(more, reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 @pytest.fixture
 def desk(made: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    """Where no scheduler is."""
+    """A user's folder on a machine without a scheduler."""
     monkeypatch.chdir(made.folder)
     monkeypatch.setenv("PATH", str(made.folder))
     yield made
@@ -68,7 +68,7 @@ def test_a_bad_job_file_is_one_line(desk: Desk, seeds: Seeds, cases: int) -> Non
 
 @pytest.mark.parametrize("name", ["simulation", *EXAMPLES])
 def test_good_ones_are_taken(desk: Desk, name: str) -> None:
-    """Or every mistake would be the first one alone."""
+    """Valid job files must be accepted; otherwise the test above would see the same error every time."""
     for command in ["simulate"] if name == "simulation" else sorted({*COMMANDS} - {"job measure"}):
         text = smaller(name, SIMULATION) if name == "simulation" else typed_for(command, desk.texts[name])
         Path("job.toml").write_text(text)

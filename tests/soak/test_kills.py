@@ -1,5 +1,8 @@
-"""Real jobs of four ranks, of which one is killed at random moments: resumed to the end, they have the bits
-of one that nobody killed, and leave nothing behind."""
+"""Real jobs of four ranks, one of which is killed at a random moment.
+
+After they are resumed to the end, they must have the same bits as an uninterrupted job, and leave no files
+behind.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from soak.conftest import Seeds
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
 
 KILLS = 10
-"""For each one of the families."""
+"""The number of cases for each family."""
 RANKS = 4
 DEFT = '{ name = "sparse", sparsifier = { name = "deft", density = 0.1 } }'
 FAMILIES = {
@@ -80,14 +83,17 @@ with optimizer.averaged_model():
 
 
 class Job:
-    """One that may be started again and again, in a folder of its own."""
+    """A job that can be started repeatedly in its own folder."""
 
     def __init__(self, folder: Path, words: Callable[[bool], list[str]], run: Path) -> None:
         self.folder, self._words, self._run = folder, words, run
 
     def ends(self, chance: random.Random | None, within: float, *, resumed: bool) -> bool:
-        """Start it; return whether it came to its end before one of its ranks was killed by `chance`, after
-        at most so many seconds."""
+        """Start the job, and return True if it ended before a rank was killed.
+
+        `chance` selects the rank and the moment, at most `within` seconds after the rank's start; `None`: no
+        kill.
+        """
         for left in self.folder.glob("pid-*"):
             left.unlink()
         process = programs.start(
@@ -119,7 +125,7 @@ class Job:
         return torch.load(self._run / "model.pt")
 
     def left(self) -> list[str]:
-        """What is not to be there after the end."""
+        """Return the files that must not exist after the end."""
         return [p.name for p in self._run.rglob("*") if p.name.startswith(".") or p.suffix == ".part"]
 
     def checkpoints(self) -> int:

@@ -1,6 +1,8 @@
-"""Groups, their rings and their coordinator in orders of events drawn by a number, on a network of the stage
-(see `network`): some die, freeze, are cut off from each other or come back, and the coordinator is started
-again. All that runs is hpcsgd's own but for sockets, threads and clocks."""
+"""Replica groups, their rings and their coordinator, in orders of events drawn by a seed.
+
+They communicate by a simulated network (see `network`). Groups die, freeze, lose connections or return, and
+the coordinator restarts. All code is hpcsgd's own, except for sockets, threads and clocks.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,16 @@ from soak.sizes import cases
 from soak.stage import Actor, Stage, Stuck, staged, threading_of
 
 LAST = 4
-"""Rounds, after which the training is over."""
+"""The number of rounds after which training ends."""
 SIZE = 5
 HEARTBEAT_TIMEOUT, TIMEOUT = 10.0, 300.0
 PORT = 77
 SIZES = [(1, 1), (1, 1), (1, 2), (1, 1, 1), (2, 1), (1, 1, 2)]
-"""Ranks of each group."""
+"""The numbers of ranks of the groups, one tuple per case."""
 
 
 class Given(NamedTuple):
-    """What a group brought to a meeting, and of how many rounds it held the mean then."""
+    """The model that a group contributed to an average, and the number of rounds whose mean it had then."""
 
     rounds: int
     w: Tensor
@@ -50,7 +52,7 @@ class Given(NamedTuple):
 
 @dataclass
 class World:
-    """What happens on one stage."""
+    """The groups and the coordinator on one stage, and what is checked about them."""
 
     stage: Stage
     network: Network
@@ -58,14 +60,14 @@ class World:
     folder: Path
     chance: random.Random
     lives: dict[int, int] = field(default_factory=dict)
-    """Of each group up to now."""
+    """The number of times that each group was started."""
     terms: int = 0
     done: set[int] = field(default_factory=set)
-    """Groups that have come to their end."""
+    """Groups that have finished."""
     given: dict[int, list[Given]] = field(default_factory=dict)
-    """What each group brought to its meetings, in all of its lives."""
+    """What each group contributed to its averages, over all restarts."""
     rounds: dict[int, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
-    """Who counted in each, and what came of it."""
+    """For each round, the groups that counted and the mean."""
     failed: list[BaseException] = field(default_factory=list)
     logs: list[EventLog] = field(default_factory=list)
 
@@ -74,7 +76,7 @@ class World:
         return f"10.0.0.1:{PORT}"
 
     def coordinate(self) -> None:
-        """Start a coordinator, where the last one is no more."""
+        """Start a coordinator to replace the previous one, which has ended."""
         self.terms += 1
         events = EventLog(self.folder / f"events-{self.terms}.jsonl")
         self.logs.append(events)
@@ -89,7 +91,7 @@ class World:
         self._start(("coordinator", self.terms), serve)
 
     def live(self, replica_group: int) -> None:
-        """Start a group, perhaps again."""
+        """Start a group, perhaps not for the first time."""
         life = self.lives[replica_group] = self.lives.get(replica_group, 0) + 1
 
         def play() -> None:
@@ -100,7 +102,7 @@ class World:
                     timeout=1e6,
                 )
                 self.done.add(replica_group)
-            except Exception as error:  # noqa: BLE001 - told by `play`
+            except Exception as error:  # noqa: BLE001 - `play` raises it
                 self.failed.append(error)
 
         self._start(("replica_group", replica_group, life), play)
@@ -109,7 +111,7 @@ class World:
         return len(self.done) == len(self.ranks) or bool(self.failed)
 
     def is_over(self) -> bool:
-        """Whether the training is, so that who comes late may find nobody."""
+        """Return True if training has ended, so that a late group may find no coordinator."""
         register = FileJournal(self.folder / "register.json").load()
         return register.phase is Phase.FINISHED
 
@@ -150,8 +152,10 @@ class World:
             elastic_average.close()
 
     def _note(self, elastic_average: ElasticAverage, w: Tensor) -> None:
-        """A round is the same for all who are in it, and of what those brought that counted, each once; none
-        of them comes from further back than another."""
+        """Check that all ranks have the same mean of a round, and that it is the counted groups' mean.
+
+        Each counted group contributes once, and all have the means of equally many rounds.
+        """
         r, mine = elastic_average.rounds, (elastic_average.counted, w.clone())
         counted, agreed = self.rounds.setdefault(r, mine)
         assert counted == mine[0], f"round {r} counted {counted} and {mine[0]}"
@@ -166,7 +170,7 @@ def _is_mean(w: Tensor, given: tuple[Given, ...]) -> bool:
 
 
 def someone_dies(world: World) -> None:
-    """And is back sooner or later, unless the others are through."""
+    """Kill a group and restart it after a while, if any group has not finished."""
     if left := sorted(set(world.lives) - world.done):
         replica_group = world.chance.choice(left)
         world.network.die(("replica_group", replica_group, world.lives[replica_group]))
@@ -193,12 +197,12 @@ def the_coordinator_freezes(world: World) -> None:
 
 
 def a_connection_breaks(world: World) -> None:
-    """Of whomever."""
+    """Break a random open connection."""
     alive: list[Socket] = [each for each in world.network.sockets if not each.outgoing.ended]
     if alive:
         broken = world.chance.choice(alive)
-        broken.incoming.ended = broken.outgoing.deaf = True  # for the one end
-        broken.outgoing.ended = broken.incoming.deaf = True  # and for the other
+        broken.incoming.ended = broken.outgoing.deaf = True  # for this end
+        broken.outgoing.ended = broken.incoming.deaf = True  # for the other end
 
 
 EVENTS: tuple[Callable[[World], None], ...] = (
@@ -236,7 +240,7 @@ def on_network(seed: int) -> Iterator[tuple[Stage, Network]]:
 
 
 def play(seed: int, folder: Path) -> World:
-    """Groups that train up to the last round, whatever happens to them on the way."""
+    """Run groups until the last round, with random failures on the way."""
     chance = random.Random(f"events {seed}")
     with ExitStack() as left, on_network(seed) as (stage, network):
         world = World(stage, network, chance.choice(SIZES), folder, chance)
@@ -276,7 +280,7 @@ def test_the_same_number_gives_the_same_order(tmp_path: Path) -> None:
 
 
 def found(folder: Path) -> bool:
-    """Whether any of some orders shows that something is broken."""
+    """Return True if any of 60 orders of events shows a mistake."""
     for seed in range(60):
         (mine := folder / str(seed)).mkdir()
         try:

@@ -1,4 +1,4 @@
-"""What a run leaves, damaged: whatever command reads it ends well or with one line."""
+"""Damaged files of a run: each command that reads them succeeds or fails with one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def files_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def desk(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another copy, where no scheduler is."""
+    """An empty folder to copy the files to, on a machine without a scheduler."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     without_signals(monkeypatch)
@@ -64,7 +64,7 @@ def test_damage_is_one_line(desk: Path, made: Path, seeds: Seeds, cases: int) ->
 
 @pytest.mark.slow
 def test_whole_files_are_taken(desk: Path, made: Path) -> None:
-    """Or every command would end with one line whatever it reads."""
+    """The undamaged files must be accepted; otherwise every command could fail for another reason."""
     for readers in READERS.values():
         for reader in readers:
             anew(desk, made)

@@ -1,8 +1,9 @@
-"""Ten thousand steps leave a rank with what it had after the first: memory, tensors, threads and files.
+"""After ten thousand steps a rank uses no more memory, tensors, threads and files than near the beginning.
 
-What each has after the warm-up, over the steps, is fitted by a line. It grows where the slope is more than
-three times its standard error and more than `LIMITS`: what is less than that is not a megabyte in ten
-thousand steps, nor a file or a thread in a thousand."""
+A line is fitted to the samples of each quantity after the warm-up. The quantity grows if the slope is more
+than three times its standard error and exceeds `LIMITS`. Smaller slopes are below a megabyte in ten thousand
+steps, and below a file or a thread in a thousand steps.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from train.launches import unlaunched
 
 STEPS, SOME_STEPS = 10_000, 96
 LIMITS = {"bytes": 100.0, "tensors": 0.01, "threads": 0.001, "files": 0.001}
-"""A step."""
+"""The largest slopes that are allowed, per step."""
 NOISE = 2**20
-"""Bytes that allocators may come and go by in a whole run."""
+"""Bytes by which allocators may change the memory in use during a whole run."""
 
 
 def fit(samples: Sequence[Sample], what: str) -> tuple[float, float]:
-    """The slope of the least-squares line, and its standard error."""
+    """Return the slope of the least-squares line and its standard error."""
     t, y = ([float(sample[key]) for sample in samples] for key in ("step", what))
     n, mean_t, mean_y = len(t), math.fsum(t) / len(t), math.fsum(y) / len(y)
     spread = math.fsum((a - mean_t) ** 2 for a in t)
@@ -40,7 +41,7 @@ def fit(samples: Sequence[Sample], what: str) -> tuple[float, float]:
 
 
 def growing(samples: Sequence[Sample]) -> dict[str, str]:
-    """What grows, and by how much."""
+    """Return the quantities that grow, and by how much."""
     steps = samples[-1]["step"]
     found = {}
     for what, limit in LIMITS.items():
@@ -52,7 +53,7 @@ def growing(samples: Sequence[Sample]) -> dict[str, str]:
 
 
 def seen(folder: Path, labels: Sequence[str], steps: int, *options: str, ranks: int = 0) -> list[Mapping]:
-    """What each process has written."""
+    """Run the program `steps.py`, and return what each process has written."""
     program = [sys.executable, str(HERE / "soak" / "steps.py"), "--steps", str(steps), *options, *labels]
     launcher = [programs.mpiexec(), "-n", str(ranks)] if ranks else []
     path = f"{HERE}:{HERE.parent}:{unlaunched().get('PYTHONPATH', '')}"
@@ -61,7 +62,7 @@ def seen(folder: Path, labels: Sequence[str], steps: int, *options: str, ranks: 
 
 
 def told(label: str, samples: Sequence[Sample]) -> str:
-    """Each slope with its error."""
+    """Return the slope of each quantity with its standard error, as text."""
     slopes = {what: fit(samples, what) for what in LIMITS}
     return ", ".join(f"{what} {slope:+.3g} ± {error:.2g}" for what, (slope, error) in slopes.items())
 
@@ -79,7 +80,7 @@ def test_ten_thousand_steps(label: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_some_steps_of_every_method(tmp_path: Path) -> None:
-    """On threads of one process, one method after the other."""
+    """No method may leak. The methods run one after the other on threads of one process."""
     (by_label,) = seen(tmp_path, first_of_each(), SOME_STEPS)
     assert {ENTRIES[label].method for label in by_label} == METHODS.keys()
     assert {label: found for label, samples in by_label.items() if (found := growing(samples))} == {}

@@ -1,5 +1,7 @@
-"""A coordinator, and the doors of ranks, among strangers: they stay up, remain small, and honest groups make
-their rounds."""
+"""A coordinator and the listeners of ranks that strangers connect to.
+
+They continue to run and use little memory, and honest groups complete their rounds.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ from soak.strangers import KINDS, Stranger, knocks, overheard, replays, says_not
 
 __all__ = ["desk"]
 ROOM = 24 << 20
-"""Bytes that strangers may cost, with what allocators keep."""
+"""Bytes that strangers may cost, including what allocators keep."""
 FLOOD = 400
-"""Connections at once, and files that the process may open; asyncio takes in a hundred at a time."""
+"""The number of simultaneous connections, and of files that the process may open."""
 
 
 @dataclass
@@ -61,14 +63,14 @@ class Rounds:
     failed: list[BaseException] = field(default_factory=list)
     generations: set[int] = field(default_factory=set)
     last: float = float("inf")
-    """After this one they stop, all of them: nobody votes alone."""
+    """The round after which all groups stop, because a round needs the votes of all."""
 
     def make(self, client: Client) -> None:
         try:
             now = client.come("nowhere:1", 0)
             while now.rounds < self.last:
                 now = self._next(client, now)
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - `go_on` reports it
             self.failed.append(error)
 
     def _next(self, client: Client, now: Register) -> Register:
@@ -79,7 +81,7 @@ class Rounds:
         return after
 
     def go_on(self) -> None:
-        """Return after two more rounds."""
+        """Wait until two more rounds are complete."""
         until = self.made + 2
         wait_for(lambda: self.made >= until or self.failed)
         assert not self.failed, self.failed
@@ -101,7 +103,7 @@ def rounds_of(*clients: Client) -> Iterator[Rounds]:
 
 @contextmanager
 def in_peace(desk: Desk) -> Iterator[tuple[Host, Rounds, bytes]]:
-    """A host with two groups that make rounds, and what one of them said first."""
+    """A coordinator with two groups that complete rounds, and the first message of a client."""
     with desk.killable(2) as address:
         host = Host(address, desk.pid)
         with rounds_of(desk.client(address, 0), desk.client(address, 1)) as rounds:
@@ -120,7 +122,7 @@ def require_unharmed(desk: Desk, rounds: Rounds) -> None:
 def test_rounds_go_on_whatever_strangers_do(desk: Desk, seeds: Seeds, cases: int) -> None:
     with in_peace(desk) as (host, rounds, recorded), ExitStack() as held:
         kinds: tuple[Stranger, ...] = (*KINDS, replays(recorded))
-        for kind in kinds:  # what allocators and lazy imports take once
+        for kind in kinds:  # lets allocations and lazy imports that happen only once happen now
             held.enter_context(knocks(host.place, kind, random.Random(0)))
         rounds.go_on()
         before = host.bytes()
@@ -140,7 +142,7 @@ def test_rounds_go_on_whatever_strangers_do(desk: Desk, seeds: Seeds, cases: int
 
 @pytest.mark.slow
 def test_nobody_hears_anything_who_does_not_know_the_token(desk: Desk) -> None:
-    """But for a challenge."""
+    """A stranger receives a challenge at most."""
     with in_peace(desk) as (host, rounds, recorded):
         for kind in (*KINDS, replays(recorded)):
             if kind is says_nothing:
@@ -159,7 +161,7 @@ def test_nobody_hears_anything_who_does_not_know_the_token(desk: Desk) -> None:
 
 @pytest.mark.slow
 def test_a_flood_leaves_room_for_the_honest(desk: Desk) -> None:
-    """Also where a process may open few files: who has said nothing for longest is sent away."""
+    """Newcomers are admitted even if the process may open few files: it closes silent connections."""
     with in_peace(desk) as (host, rounds, _):
         resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (FLOOD, FLOOD))
         usual = host.files()
@@ -182,7 +184,7 @@ def door_address(door: ring.Listener) -> tuple[str, int]:
 
 
 def neighbour(door: ring.Listener) -> socket.socket:
-    """An honest one."""
+    """Return a connection of an honest neighbor to the listener."""
     connection = socket.create_connection(door_address(door), timeout=30)
     ring.introduce(connection, TOKEN, RING)
     connection.sendall(b'{"generation": 1, "shard": 0}'.ljust(ring._LINE))
@@ -206,7 +208,7 @@ def test_a_door_with_strangers_before_it_opens_to_neighbours() -> None:
 
 
 class OnceFull:
-    """A listener in a process that has too many open files for a moment."""
+    """A listening socket of a process that temporarily has too many open files."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener, self.failures = listener, 2
@@ -228,7 +230,7 @@ def test_a_door_that_could_not_be_opened_once_is_no_wall() -> None:
     door = ring.Listener("127.0.0.1", TOKEN)
     full = OnceFull(door._listener)
     door._listener = full  # pyright: ignore[reportAttributeAccessIssue]
-    socket.create_connection(door_address(door)).close()  # the one that is being waited for
+    socket.create_connection(door_address(door)).close()  # the one that `accept` was waiting for
     wait_for(lambda: full.failures == 0)
     with neighbour(door):
         door.wait_for(1, 0, lambda _: False, lambda: False).close()
@@ -236,7 +238,7 @@ def test_a_door_that_could_not_be_opened_once_is_no_wall() -> None:
 
 
 def test_who_says_one_byte_at_a_time_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds that a greeting may take are those of all of it."""
+    """The time limit of a greeting applies to the whole greeting, not to each byte."""
     monkeypatch.setattr(ring, "GREETING", 0.5)
     door = ring.Listener("127.0.0.1", TOKEN)
     with socket.create_connection(door_address(door), timeout=30) as slow:
