@@ -1,4 +1,4 @@
-"""What is saved of complex parameters comes back, on the same ranks and on others."""
+"""Saved complex parameters are restored on the same ranks and on other ranks."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ def test_the_same_ranks_go_on_to_the_same_bits(run, tmp_path: Path, case: str, P
 def test_other_ranks_have_the_same(
     run, tmp_path: Path, case: str, before: tuple[int, int], P: int, K: int
 ) -> None:
-    """Model and state of the optimizer, both of which bsp has alike everywhere; diloco's after a meeting."""
+    """The model and the optimizer state are restored; they are the same in all groups when saved."""
 
     def saved(world: Communicator) -> tuple[Tensor, dict[str, Any]]:
         net, optimizer = made(world, before[0], case, 0)
-        some_steps(net, optimizer, [0], 2)  # all groups alike
+        some_steps(net, optimizer, [0], 2)  # all groups are the same afterwards
         save(tmp_path, optimizer)
         return vector(net), optimizer.state_dict()
 
@@ -115,7 +115,7 @@ def test_other_ranks_have_the_same(
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 1)])
 @pytest.mark.threads
 def test_one_process_has_the_model(tmp_path: Path, P: int, K: int) -> None:
-    """And no model of real parameters takes it."""
+    """A single process restores the model, and a model with real parameters refuses the checkpoint."""
 
     def saved(world: Communicator) -> Tensor:
         net, optimizer = made(world, P, "momentum", 0)

@@ -47,7 +47,7 @@ def content(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """Checkpoints of steps 10 and 20, each of 2 × 2 ranks."""
+    """A folder with checkpoints of steps 10 and 20, each of 2 × 2 ranks."""
     threads.run(4, write, tmp_path, 10, 20)
     return tmp_path
 
@@ -128,7 +128,7 @@ def is_of_rank(rank: int) -> Callable[..., bool]:
 
 @pytest.fixture(params=["rank 3's file", "hashing", "manifest", "renaming", "making the folder"])
 def broken_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A disk that is full at one place of writing a checkpoint."""
+    """A disk that becomes full during one step of writing a checkpoint."""
     match request.param:
         case "rank 3's file":
             failing_on(monkeypatch, folder, "new_file", is_of_rank(3))
@@ -235,10 +235,10 @@ SAYS = {
 def test_damage_falls_back_to_the_one_before(two: Path, n: int, file: str, damage: str, warnings) -> None:
     DAMAGES[damage](two / "step-00000020" / file)
     assert threads.run(n, newest, two) == [Saved(two / "step-00000010", 10, 2, 2)] * n
-    (warning,) = warnings()  # rank 0's only
+    (warning,) = warnings()  # only rank 0 warns
     assert "checkpoint step-00000020 is damaged" in warning
     assert "falling back to the one before" in warning
-    if (file, damage) != ("manifest.json", "flipped byte"):  # which may be any file's checksum
+    if (file, damage) != ("manifest.json", "flipped byte"):  # it may be in any file's checksum
         assert file in warning
     if file != "manifest.json":
         assert SAYS[damage] in warning
@@ -298,7 +298,7 @@ def test_going_on_after_a_fallback_rewrites_the_damaged_step(two: Path, warnings
 
 
 def test_going_on_after_a_fallback_drops_damaged_later_steps(two: Path, warnings) -> None:
-    """Or the damaged one would hold the place of a good one, and be warned of for ever."""
+    """Otherwise it would take the place of a valid checkpoint, and every start would warn of it."""
     truncate(two / "step-00000020" / FILES[2])
     threads.run(4, write, two, 15)
     assert names(two) == ["step-00000010", "step-00000015"]

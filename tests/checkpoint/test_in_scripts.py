@@ -1,4 +1,4 @@
-"""What `hpcsgd.save` has saved in a script `hpcsgd.load` brings back: to the bit, or on other ranks."""
+"""What `hpcsgd.save` saves in a script, `hpcsgd.load` restores: to the bit, or on other ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROUPS = pytest.mark.parametrize(("P", "K"), [(3, 2), (2, 2), (1, 2), (2, 1)])
 
 
 class Script:
-    """A training loop as somebody else has it, with whatever is usually saved."""
+    """A user's training loop with the objects that users usually save."""
 
     def __init__(self, world: Communicator, P: int, method: str = "hierarchical", **options: Any) -> None:
         self.topology = form(world, groups=P)
@@ -112,7 +112,7 @@ def test_a_script_goes_on_to_the_same_bits(tmp_path: Path, P: int, K: int) -> No
 
 @pytest.mark.ranks(4)
 def test_processes_go_on_to_the_same_bits(run: Callable[..., Any], tmp_path: Path) -> None:
-    """Their own random generators included, which threads share."""
+    """Processes have separate random generators, which must be restored, too; threads share theirs."""
 
     def body(world: Communicator) -> bool:
         folder = Path(world.gather_objects(str(tmp_path))[0])
@@ -151,7 +151,7 @@ def test_on_other_ranks_it_goes_on_from_the_mean(tmp_path: Path) -> None:
         script = Script(world, 3)
         found = script.load(tmp_path)
         assert found["epoch"] == SAVED
-        assert found["seen"] == []  # it was each rank's own
+        assert found["seen"] == []  # each rank had its own list
         assert script.sampler.state_dict()["consumed"] == SAVED * 2 * 4
         assert torch.rand((), generator=script.generators[0]).item() == fresh[world.rank]
         return script.everything()
@@ -470,7 +470,7 @@ def test_one_job_at_a_time_saves_into_a_folder(run, tmp_path: Path, monkeypatch:
 
     def refused(world: Communicator) -> str:
         script = Script(world, P=2)
-        assert load(theirs, script.optimizer, epoch=3) == {"epoch": 3}  # whoever reads needs no lock
+        assert load(theirs, script.optimizer, epoch=3) == {"epoch": 3}  # reading needs no lock
         save(ours, script.optimizer, epoch=1)
         save(ours, script.optimizer, epoch=2)
         with pytest.raises(JobError) as error:

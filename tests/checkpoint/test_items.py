@@ -1,4 +1,4 @@
-"""Objects, generators and values of a script that do not fit what was saved under their names."""
+"""Objects, generators and values of a script that do not match what was saved under their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Optimizer = hpcsgd.DistributedOptimizer
 
 
 class Meter:
-    """As somebody has it in a script."""
+    """An object with state, as a script may define one."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Any] = {"loss": [0.5]}
@@ -134,7 +134,7 @@ def test_a_derived_class_takes_the_state(tmp_path: Path) -> None:
 
 
 class Migrating(nn.Module):
-    """Reads what an older version has saved as ten times as much, as the convention of torch is."""
+    """A module that multiplies by ten what its version 1 saved, by torch's convention for versions."""
 
     _version = 2
 
@@ -150,7 +150,7 @@ class Migrating(nn.Module):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_modules_know_the_version_that_they_read(tmp_path: Path, ranks: int) -> None:
-    """Also where it is the mean of what two ranks have saved."""
+    """The version is also known if the state is the mean of what two ranks saved."""
 
     def first(world: Communicator) -> None:
         hpcsgd.save(tmp_path, optimizer_of(world), x=nn.Sequential(Migrating(1.0 + 2 * world.rank)))

@@ -1,4 +1,4 @@
-"""Checkpoints of trainings on a device: they go on with the same bits, there or from there elsewhere."""
+"""Checkpoints of training on a device: training resumes with the same bits, also on the host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NEVER_TWICE_ALIKE: dict[str, tuple[str, Any]] = {
     "a server for groups that do not": ("momentum", hpcsgd.async_sgd),
     "partners drawn by chance": ("momentum", hpcsgd.ad_psgd),
 }
-"""Who comes first is left to chance: what was saved stays, and what follows differs."""
+"""Settings in which the order of ranks is random: the saved state is exact, but later steps differ."""
 
 
 def save(training: Training, folder: Path) -> None:
@@ -73,7 +73,7 @@ def resumed(
 
 
 def held(world: Communicator, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
-    """What a training that is given the checkpoint has."""
+    """Return the state of a training that has loaded the checkpoint."""
     training = Training(form(world, P), *(SETTINGS | NEVER_TWICE_ALIKE)[setting], seed=1, device=device)
     load(training, folder)
     return training.everything()
@@ -83,7 +83,7 @@ def assert_same(ranks: list[dict[str, Tensor]], expected: list[dict[str, Tensor]
     for mine, theirs in zip(ranks, expected, strict=True):
         assert mine.keys() == theirs.keys()
         for name, value in mine.items():
-            assert value.isfinite().all(), name  # NaN is equal to nothing
+            assert value.isfinite().all(), name  # NaN does not compare equal to itself
             assert torch.equal(value, theirs[name]), name
 
 

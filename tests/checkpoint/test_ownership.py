@@ -1,4 +1,4 @@
-"""`hpcsgd.save` removes and replaces what its training has saved or gone on from, and nothing else."""
+"""`hpcsgd.save` removes or replaces only checkpoints that its training has saved or loaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def train(world: Communicator, folder: Path, *at: int, load: bool = False) -> No
 
 
 def names(folder: Path) -> list[str]:
-    """All but what tensors are in, and the lock of the job that saves there."""
+    """Return all names except those of files with tensors and of the lock file."""
     paths = (path.relative_to(folder) for path in folder.rglob("*"))
     return sorted(str(path) for path in paths if path.suffix not in (".h5", ".lock"))
 
@@ -60,7 +60,7 @@ def message_of(world: Communicator, function: Callable[..., Any], *args: Any) ->
 @pytest.mark.parametrize("step", [1, 5, 6, 9])
 @pytest.mark.ranks(2)
 def test_checkpoints_of_another_training_stay(run: Callable[..., Any], tmp_path: Path, step: int) -> None:
-    """Of later steps, of the same ones and of earlier ones."""
+    """Checkpoints of another training remain, whether their steps are later, the same or earlier."""
 
     def body(world: Communicator) -> str:
         folder = Path(world.gather_objects(str(tmp_path))[0])

@@ -1,4 +1,4 @@
-"""A restored training is the one that was saved: bit for bit on the same P × K, as its mean on others."""
+"""A restored training has the saved bits on the same P × K, and the mean of the groups on others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(training: Training, folder: Path) -> tuple[Any, Any]:
 
 
 def saved_by(P: int, K: int, folder: Path, *arguments: Any, **options: Any) -> list[dict[str, Tensor]]:
-    """What each rank held when P × K ranks (as threads) saved."""
+    """Return the state that each rank held when P × K ranks (as threads) saved."""
 
     def one(world: Communicator) -> dict[str, Tensor]:
         training = Training(form(world, groups=P), *arguments, **options)
@@ -58,7 +58,7 @@ def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert mine.keys() == expected.keys()
     for name, value in mine.items():
         assert value.dtype == expected[name].dtype, name
-        assert value.isfinite().all(), name  # NaN is equal to nothing
+        assert value.isfinite().all(), name  # NaN does not compare equal to itself
         assert torch.equal(value, expected[name]), name
 
 
@@ -67,7 +67,7 @@ def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **opt
         topology = form(world, groups=P)
         whole = Training(topology, *arguments, **options)
         whole.steps(SAVED)
-        whole.optimizer.param_groups[0]["lr"] *= 0.5  # as a scheduler does
+        whole.optimizer.param_groups[0]["lr"] *= 0.5  # as a learning-rate scheduler does
         save(whole, folder)
         whole.steps(LAST - SAVED)
         resumed = Training(topology, *arguments, seed=1, **options)
@@ -83,8 +83,10 @@ def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **opt
 
 
 def shapes_methods_and_optimizers() -> list[Any]:
-    """Every method with AdamW and every optimizer with local SGD; `make test-long` has all the others, and
-    all that one group comes to."""
+    """Return every method with AdamW and every optimizer with local SGD.
+
+    The mark `long` selects the other combinations, and most of those with one group.
+    """
 
     def often(P: int, method: str, optimizer: str) -> bool:
         return method == "hierarchical" or (P > 1 and optimizer == "AdamW")
@@ -106,7 +108,7 @@ def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, o
 @pytest.mark.slow
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_gradient_reductions_that_take_turns_go_on(run, tmp_path: Path, P: int, K: int) -> None:
-    """What positions know more of their chunks than others, also where there is one group."""
+    """Ranks restore the exact values of their shards, which the others have only quantized."""
 
     def packed() -> Method:
         return bsp(Quantized(gradients=int4(), parameters=int4()))
@@ -141,12 +143,12 @@ def test_goes_on_with_every_option(run, tmp_path: Path, options: dict[str, Any])
 
 @pytest.mark.ranks(4)
 def test_owners_of_whole_tensors_go_on(run, tmp_path: Path) -> None:
-    """With state of any shape."""
+    """State of any shape is restored when each rank owns whole tensors."""
     check_goes_on(run, tmp_path, 2, 2, "whole tensors", tensorwise=True)
 
 
 class Narrow(nn.Module):
-    """Parameters and momentum in bfloat16."""
+    """A model whose parameters are in bfloat16 and float16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,14 +169,14 @@ def test_narrow_parameters_go_on(run, tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", ["hierarchical", "diloco"])
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (2, 2)])
 def test_masters_go_on(run, tmp_path: Path, P: int, K: int, method: str) -> None:
-    """Groups have met just before: what the masters still have to follow is in the checkpoint, too."""
+    """Groups averaged just before saving: what the master weights must still take up is saved, too."""
     check_goes_on(run, tmp_path, P, K, "AdamW", method, make=Narrow, master_dtype=torch.float32)
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(("before", "now"), [((1, 2), (1, 4)), ((2, 2), (1, 4)), ((2, 2), (4, 1))])
 def test_masters_come_to_other_shapes(run, tmp_path: Path, before: Any, now: Any) -> None:
-    """The mean of the groups', not rounded to the parameters' type."""
+    """They become the mean of the groups' master weights, not rounded to the parameters' dtype."""
 
     def resumed(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         saved = None
@@ -201,7 +203,7 @@ def test_masters_come_to_other_shapes(run, tmp_path: Path, before: Any, now: Any
 @pytest.mark.parametrize(("before", "now"), [((2, 2), (2, 2)), ((2, 2), (4, 1)), ((4, 1), (2, 2))])
 @pytest.mark.parametrize("method", [*WAITING_FOR_NOBODY, *PLAIN, "diloco", "osgp"])
 def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, before: Any, now: Any) -> None:
-    """What is kept in float32 comes back so, beside parameters of 16 bits."""
+    """State that is kept in float32 is restored in float32, although the parameters have 16 bits."""
 
     def resumed(world: Communicator) -> bool:
         if world.rank == 0:
@@ -222,7 +224,7 @@ def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, befor
 @pytest.mark.parametrize(("before", "now"), [(25.0, 1e-4), (1e-4, 25.0)])
 @pytest.mark.parametrize("method", ["diloco", "hierarchical"])
 def test_in_other_buckets(run, tmp_path: Path, method: str, before: float, now: float) -> None:
-    """Same groups, same state, however the model is cut for travelling."""
+    """The restored state does not depend on the bucket size."""
 
     def resumed(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, ends = form(world, groups=2), []
@@ -264,7 +266,7 @@ LONG = {((4, 2), (2, 2)), ((2, 2), (4, 2)), *(((1, 1), (2, 2), name) for name in
 def test_on_another_shape(
     run, tmp_path: Path, before: tuple[int, int], now: tuple[int, int], optimizer: str
 ) -> None:
-    """Every new group has the saved group's values if P is as it was, and else the mean of the saved ones."""
+    """Each group has the saved group's values if P is the same, and otherwise the mean over the groups."""
 
     def restored(world: Communicator) -> tuple[Any, dict[str, Tensor]]:
         saved = saved_by(*before, tmp_path, optimizer) if world.rank == 0 else None
@@ -306,7 +308,7 @@ def assert_close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 )
 @pytest.mark.parametrize("optimizer", ["AdamW", "muon", "whole tensors"])
 def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, optimizer: str) -> None:
-    """As if the restored values had been there all along: the same as in a plain state_dict."""
+    """Training continues as it does from the same values in a plain state_dict."""
 
     def resumed(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         if world.rank == 0:
@@ -329,7 +331,7 @@ def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, 
 
 @pytest.mark.ranks(4)
 def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
-    """`bsp` never averages parameters: on the groups' own ones it would leave them apart for ever."""
+    """`bsp` never averages parameters: groups that start with different ones would stay different."""
 
     def restored(world: Communicator) -> tuple[Any, dict[str, Tensor]]:
         saved = world.gather_objects(saved_by(2, 2, tmp_path) if world.rank == 0 else None)[0]
@@ -343,7 +345,7 @@ def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
 
 
 def shared_with_others(training: Training) -> list[Tensor]:
-    """The server's model, or the x that others average with; nothing before the first step."""
+    """Return the server's model, or the vectors that a group averages with others."""
     chunks = training.optimizer.method.state_dict()["averager"].sharded
     return [x.clone() for vectors in chunks.values() for x in vectors]
 
@@ -352,8 +354,10 @@ def shared_with_others(training: Training) -> list[Tensor]:
 @pytest.mark.parametrize(("P", "K"), some([(2, 1), (2, 2), (4, 1), (3, 2)], {(2, 2), (3, 2)}))
 @pytest.mark.parametrize("method", WAITING_FOR_NOBODY)
 def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:
-    """All go on with the model of all, not with what each had read of it or not heard of yet. Groups
-    that train between two synchronizations go on with their own models."""
+    """Groups resume with the common model, without updates that some of them had not received yet.
+
+    Groups that train locally between synchronizations resume with their own models.
+    """
 
     def saved_and_restored(world: Communicator) -> tuple[Any, ...]:
         topology = form(world, groups=P)
@@ -377,7 +381,7 @@ def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: 
 
 
 def model_of(training: Training) -> dict[str, Tensor]:
-    """Its parameters."""
+    """Return copies of the model's parameters."""
     return {name: p.detach().clone() for name, p in training.net.named_parameters()}
 
 
@@ -389,7 +393,7 @@ def push_sum(training: Training) -> PushSum:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (2, 1), (1, 2), (4, 1)])
 def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int, K: int) -> None:
-    """On the same P × K; models that others start from have the weight 1."""
+    """Weights are restored on the same P × K; otherwise all groups start with the weight 1."""
 
     def weighted(world: Communicator) -> None:
         training = Training(form(world, groups=2), method="sgp")
@@ -410,8 +414,7 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
 
 @pytest.mark.ranks(4)
 def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path) -> None:
-    """With another gradient reduction all groups start from one model: weights of push-sum belong to the old
-    ones."""
+    """With another gradient reduction all groups start from the mean, and the old weights no longer apply."""
 
     def restored(world: Communicator) -> float:
         topology = form(world, groups=2)
@@ -427,7 +430,7 @@ def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path)
 
 @pytest.mark.ranks(2)
 def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:
-    """Its moments do not exist; the others' count."""
+    """The group has no optimizer state; the mean is that of the other group."""
 
     def rewritten(world: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         topology = form(world, groups=2)
@@ -535,7 +538,7 @@ def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monk
 
 
 class Overtaken:
-    """Checkpoints of groups: as soon as one has been found, another writes the next and removes it."""
+    """Checkpoints of which the first one found is removed at once, after a newer one has been written."""
 
     def __init__(self, inner: Checkpoints, overtake: Callable[[Path], None]) -> None:
         self._inner, self._overtake = inner, overtake
@@ -575,7 +578,7 @@ def test_who_finds_a_checkpoint_removed_takes_the_next(run, tmp_path: Path, half
 
 @pytest.mark.ranks(2)
 def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
-    """Rank 1 alone fails after the check; nobody waits for it in a collective."""
+    """Only rank 1 fails, after the check; the other rank must not wait for it in a collective."""
 
     def unreadable(world: Communicator) -> str:
         training = Training(form(world))
@@ -596,7 +599,7 @@ def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
 
 
 def test_only_strides_that_mean_something_are_compared() -> None:
-    """That of a dimension with one element depends on how a tensor came about."""
+    """The stride of a dimension with one element is arbitrary and is not compared."""
     one, other, third = (
         torch.empty_strided((3, 1, 2), strides) for strides in ((1, 7, 3), (1, 9, 3), (4, 1, 1))
     )

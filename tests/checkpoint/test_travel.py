@@ -1,4 +1,4 @@
-"""What methods remember, on another P × K: each part by its declared rule, for every method of the table."""
+"""The state of every method on another P × K: each part follows its declared rule."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WAYS = [((2, 2), now) for now in SHAPES] + [(before, (2, 2)) for before in SHAPE
 LONG = [way for way in WAYS if way not in {((2, 2), (4, 1)), ((1, 4), (2, 2))}]
 
 Vectors = dict[tuple[str, str, str], list[tuple[int, Tensor]]]
-"""By role, name and parameter: where pieces begin, and the pieces."""
+"""By role, name and parameter: the shard ranges as pairs of first element and values."""
 
 
 def trained(world: Communicator, P: int, method: str, seed: int = 0) -> Training:
@@ -57,12 +57,12 @@ def trained(world: Communicator, P: int, method: str, seed: int = 0) -> Training
 def some_steps(training: Training) -> None:
     training.steps(SAVED - 1)
     for group in training.optimizer.param_groups:
-        group["lr"] *= 0.5  # as a scheduler does
+        group["lr"] *= 0.5  # as a learning-rate scheduler does
     training.steps(1)
 
 
 def chunks_of(training: Training, states: Mapping[str, State]) -> Vectors:
-    """What this rank owns of every vector, by parameter."""
+    """Return this rank's shards of every vector, by parameter."""
     found: Vectors = {}
     for role, state in states.items():
         for name, vectors in state.sharded.items():
@@ -87,7 +87,7 @@ def saved_by(P: int, K: int, method: str, folder: Path) -> list[tuple[dict[str, 
 
 
 def assembled(ranks: list[Vectors]) -> dict[tuple[str, str, str], Tensor]:
-    """Of the ranks of one group."""
+    """Return the whole vectors of one group, joined from the shards of its ranks."""
     joined: Vectors = {}
     for found in ranks:
         for key, pieces in found.items():
@@ -160,7 +160,7 @@ def mean(values: list[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("now", [(4, 1), (1, 4), (2, 1)])
 def test_local_sgd_does_not_fall_back_to_bsp(run, tmp_path: Path, now: Any) -> None:
-    """The rate had fallen before the checkpoint: groups go on apart, on any shape."""
+    """The learning rate fell before the checkpoint: groups keep training locally on any P × K."""
 
     def apart(world: Communicator) -> bool:
         if world.rank == 0:
@@ -203,7 +203,10 @@ def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest.LogCaptureFixture) -> None:
-    """A script that saves `optimizer.state_dict()` of one rank: the rest is new, and that is said."""
+    """If a script saves only one rank's `optimizer.state_dict()`, only replicated state is restored.
+
+    A warning names what starts anew.
+    """
 
     def state(world: Communicator) -> dict[str, Any]:
         training = trained(world, 2, "diloco")
@@ -223,7 +226,7 @@ def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest
 
 
 def test_one_ranks_numbers_stand_for_all() -> None:
-    """AdaComm's sum of losses belongs to the steps that it counts."""
+    """All ranks restore AdaComm's sum of losses, because it belongs to the restored number of steps."""
 
     def state(world: Communicator) -> dict[str, Any]:
         training = trained(world, 2, "adacomm")

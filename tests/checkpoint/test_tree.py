@@ -63,7 +63,7 @@ def assert_same(a: Any, b: Any) -> None:
     elif isinstance(a, (int, set, frozenset)):
         assert a == b
     else:
-        assert repr(a) == repr(b)  # a NaN too
+        assert repr(a) == repr(b)  # `repr` also compares NaN
 
 
 TENSORS = {
@@ -153,7 +153,7 @@ def test_arrays_come_back(tmp_path: Path, name: str) -> None:
     {i: [torch.tensor(0.5 * i)] for i in range(300)},
 ], ids=["pairs", "numbers by key", "losses"])  # fmt: skip
 def test_long_values_are_one_text(tmp_path: Path, value: Any) -> None:
-    """An object of HDF5 for each would take minutes where a history is long."""
+    """One HDF5 object per value would take minutes for a long history."""
     assert_same(there_and_back({"x": value}, tmp_path / "f"), {"x": value})
     with h5py.File(tmp_path / "f") as file:
         assert len(file) == 1
@@ -170,7 +170,7 @@ def test_what_differs_has_another_digest(one: Any, other: Any) -> None:
 
 
 def test_sets_have_one_digest() -> None:
-    """They may be in another order in each process."""
+    """The order of a set may differ between processes."""
     assert tree.digest({"a", "b", "c"}) == tree.digest({"c", "b", "a"})
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on are of their step, one after the other; failures are told."""
+"""Checkpoints written during training are of one step and come in order; failures are reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = 60.0  # seconds; the machine may be busy
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """A disk that takes nothing until this is set."""
+    """A disk that writes nothing until the returned event is set."""
     ready, write = threading.Event(), tree.write
 
     def waiting(*given: Any) -> None:
@@ -44,7 +44,7 @@ def test_what_is_written_is_of_its_step(n: int, tmp_path: Path, slow: threading.
     def train(world: Communicator) -> None:
         writer, x = Writer(tmp_path, form(world)), torch.zeros(50)
         writer.begin(3, {"x": x, "inside": [x]})
-        x += 1  # the next step, while nothing of it is on the disk
+        x += 1  # the next step, before anything is on the disk
         world.allreduce(x).wait()
         assert found(world, tmp_path) is None
         world.barrier()
@@ -85,7 +85,7 @@ def test_a_failure_is_told_on_all_ranks_when_the_next_begins(tmp_path: Path) -> 
 
 
 class Late:
-    """In place of a `Work`: it is not done in time, once for each of these, and then it is."""
+    """A stand-in for a `Work` whose `wait` times out once per item of `writing`, and then succeeds."""
 
     def __init__(self, checkpoints: Checkpoints, *writing: bool) -> None:
         self._checkpoints, self.writing = checkpoints, list(writing)
@@ -105,6 +105,6 @@ def test_its_own_file_may_take_longer_than_others_are_waited_for(tmp_path: Path)
         writer._under_way = Late(writer._checkpoints, True, False, True)
         with pytest.raises(PeerLost):
             writer.finish()
-        writer.finish()  # that one is given up
+        writer.finish()  # the failed write is no longer waited for
 
     threads.run(1, finish)

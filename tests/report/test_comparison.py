@@ -1,4 +1,4 @@
-"""Variants beside each other, in numbers, as a table and as a picture."""
+"""A comparison of variants as numbers, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.report.metrics import Record
 
 
 def records(pace: float, sent: float, *values: float, key: str = "accuracy") -> list[Record]:
-    """Two readings, each of a step, for each evaluation; a reading may come after what follows its step."""
+    """Return two step records and one evaluation for each of `values`."""
     made: list[Record] = []
     for n, value in enumerate(values, start=1):
         steps = [
@@ -49,7 +49,7 @@ def test_what_was_spent_up_to_each_evaluation() -> None:
         ("accuracy", (0.5, 0.7, 0.6), 0.71, None),
         ("perplexity", (90.0, 50.0, 40.0), 50, 4),
         ("perplexity", (90.0, 50.0, 40.0), 30, None),
-        ("none", (0, 0, 0), 0.5, 4),  # by the loss: 1, 1/2, 1/3
+        ("none", (0, 0, 0), 0.5, 4),  # judged by the loss: 1, 1/2, 1/3
     ],
 )
 def test_when_the_target_is_reached(
@@ -77,7 +77,7 @@ def test_in_numbers() -> None:
 
 
 def test_what_is_not_known() -> None:
-    """Of a run that has not come to an evaluation, and of a target that was not reached."""
+    """Values are None if a run has no evaluation yet or did not reach the target."""
     begun = Entry("begun", 1, 1, False, records(1, 0, 0.5)[:1])
     row = Comparison([begun, BSP], target=0.9).rows()[0]
     unknown = ("accuracy", "best_accuracy", "loss", "steps_to_target", "bytes_to_target_ratio", "bytes_ratio")

@@ -40,7 +40,7 @@ SYNCS: list[Record] = [{"kind": "sync", "step": n, "distance": 10.0**-n} for n i
 
 @pytest.fixture
 def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The titles of the panels of each figure that is saved."""
+    """Return a list that collects the panel titles of each figure that is saved."""
     seen: list[str] = []
     save = Figure.savefig
 
@@ -54,7 +54,7 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Those that would be saved."""
+    """Return a list that collects the figures, which are not saved."""
     found: list[Figure] = []
     monkeypatch.setattr("hpcsgd.report.curves.save", lambda figure, target: found.append(figure))
     return found
@@ -133,7 +133,7 @@ def test_each_panel_with_data_is_drawn_and_no_other(
 
 
 def test_the_bars_of_phases(figures: list[Figure]) -> None:
-    """Seconds above bytes, from 0 to 100 %, with the amounts below."""
+    """The bar of seconds is above that of bytes; both span 0 to 100 %, and the legend has the amounts."""
     plot_curves(STEPS, Path("curves.png"))
     bars = figures[0].axes[-1]
     assert bars.yaxis_inverted()
@@ -149,7 +149,7 @@ def test_the_bars_of_phases(figures: list[Figure]) -> None:
 
 @pytest.mark.parametrize(("densities", "top"), [((0.01, 0.03), 0.033), ((0.0, 0.0), 1.0)])
 def test_the_axes_of_densities(figures: list[Figure], densities: tuple[float, ...], top: float) -> None:
-    """They begin at 0, also where nothing was sent; the errors have an axis, but no grid, of their own."""
+    """Both axes begin at 0, even if nothing was sent; the errors' own axis has no grid."""
     records = [{"kind": "method", "step": n, "density": d, "error": 1.5} for n, d in enumerate(densities)]
     plot_curves(records, Path("curves.png"))
     left, right = figures[0].axes
@@ -177,7 +177,7 @@ def test_a_failed_drawing_leaves_the_old_picture(tmp_path: Path, monkeypatch: py
 
 
 def test_another_figure_than_accuracy(tmp_path: Path, titles: list[str]) -> None:
-    """Of perplexities the lowest is the best."""
+    """The best perplexity is the lowest one."""
     tested = [{**r, "perplexity": 100.0 + (r["epoch"] - 2) ** 2} for r in EVALUATIONS]
     plot_curves([{k: v for k, v in r.items() if k != "accuracy"} for r in tested], tmp_path / "c.png")
     assert titles == ["test perplexity: best 100.00 at epoch 2"]

@@ -1,4 +1,4 @@
-"""What a run leaves when it ends, of groups that of them all together."""
+"""The files that a run writes at its end; those of an elastic run cover all groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step(metrics: Metrics, number: int, samples: int, speed: float) -> None:
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """Group 0 evaluated until it died; group 1 made the most steps and evaluated from then on."""
+    """A run whose group 0 evaluated until it died; group 1 made the most steps and evaluated afterwards."""
     for replica_group, steps, tested in ((0, (1, 2), 2), (1, (1, 2, 3), 3)):
         folder = tmp_path / "replica_groups" / str(replica_group)
         folder.mkdir(parents=True)

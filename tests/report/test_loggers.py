@@ -1,4 +1,4 @@
-"""Loggers are told what metrics.jsonl is told, under one id; what they do to themselves nobody else feels."""
+"""Loggers get the records of metrics.jsonl under one run id; their failures affect nothing else."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def config() -> Config:
 def tell(
     metrics: Callable[..., None] | None, said: Sequence[Any], steps: range, *, resumed: int = 0, of: str = ""
 ) -> Path:
-    """A run's metrics of these steps, and its loggers; the folder."""
+    """Record metrics of these steps with a run's loggers, and return the run folder."""
     run = Path("runs/job", of)
     run.mkdir(parents=True, exist_ok=True)
     with (
@@ -179,7 +179,7 @@ def test_one_that_does_not_end_is_ended(
 def test_one_that_is_slow_delays_nobody_and_is_told_how_much_it_missed(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pipe is full after 64 kB, and lines wait; then they are left out."""
+    """The logger's pipe is full after 64 kB; then records wait, and after `WAITING` of them are dropped."""
     monkeypatch.setattr(processes, "WAITING", 10)
     monkeypatch.setattr(LoggerProcesses.close, "__defaults__", (0.5,))
     longest = 0.0
@@ -210,7 +210,7 @@ def test_a_run_that_dies_says_so(folder: Path) -> None:
 
 
 def test_a_process_that_has_been_forked_keeps_no_logger_waiting(folder: Path) -> None:
-    """As those that load data: they have the pipe, too."""
+    """Forked processes, such as loader processes, hold the pipe open as well."""
     with LoggerProcesses([WORKING], logger_run(Path("runs/job"), config(), 0)) as loggers:
         deadline = time.monotonic() + 60
         while not Path("runs/job/loggers/told").exists():
@@ -265,7 +265,7 @@ def test_what_could_not_begin_is_told_before(folder: Path, said: Any, message: s
 
 @pytest.mark.parametrize("name", LOGGERS)
 def test_a_missing_library_is_told_before(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    (folder / name).mkdir()  # as W&B leaves one, which is no library
+    (folder / name).mkdir()  # like the folder that W&B creates, which is not a library
     monkeypatch.setattr(sys, "path", [str(folder)])
     monkeypatch.delitem(sys.modules, name, raising=False)
     message = rf'^\[run\] loggers {name}: needs the library `{name}`: pip install "hpcsgd\[{name}\]"$'
@@ -274,7 +274,7 @@ def test_a_missing_library_is_told_before(folder: Path, monkeypatch: pytest.Monk
 
 
 def drawn_by_tensorboard(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """As it reads its own files."""
+    """Return the scalars that tensorboard reads from its own files."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     seen = accumulator.EventAccumulator(str(run / "loggers" / "tensorboard"))
     seen.Reload()
@@ -283,7 +283,7 @@ def drawn_by_tensorboard(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_draws_one_run(folder: Path) -> None:
-    """What is done again after a restart takes the place of what was."""
+    """Steps that are repeated after a restart replace the earlier ones."""
     tell(None, ["tensorboard"], range(1, 5))
     run = tell(None, ["tensorboard"], range(3, 7), resumed=2)
     distances = [(t, t / 4) for t in range(1, 7)]
@@ -304,7 +304,7 @@ def test_wandb_offline_keeps_one_id(folder: Path) -> None:
 
 
 def _logged_by_wandb(file: Path) -> list[tuple[int, float]]:
-    """The distances of meetings in what would be sent."""
+    """Return the steps and distances of synchronizations in a file of W&B."""
     kinds = import_module("wandb.proto.wandb_internal_pb2")
     found = []
     for data in _blocks(file.read_bytes()):
@@ -318,7 +318,7 @@ def _logged_by_wandb(file: Path) -> list[tuple[int, float]]:
 
 
 def _blocks(data: bytes, header: int = 7, size: int = 1 << 15) -> Iterator[bytes]:
-    """The records of a log in LevelDB's format: whole, or in a first, middle and last part."""
+    """Yield the records of a log in LevelDB's format, joined from their parts."""
     at, record = header, b""
     while at + header <= len(data):
         length, part = struct.unpack_from("<HB", data, at + 4)

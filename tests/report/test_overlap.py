@@ -37,12 +37,12 @@ def event(kind: str, phase: str, thread: int, start: float, end: float, name: st
     ("events", "exposed", "hidden"),
     [
         ([event(MESSAGE, "g", LANE, 1, 4), event(WAIT, "g", OWNER, 3, 5)], {"g": 2}, {"g": 2}),
-        # Two lanes at once hide a second once, and what one phase waits for hides nothing of another.
+        # Two busy communication threads hide a second once; a wait in any phase is no hidden time.
         ([event(MESSAGE, "g", LANE, 1, 4), event(MESSAGE, "g", SECOND, 2, 5)], {}, {"g": 4}),
         ([event(MESSAGE, "g", LANE, 1, 4), event(WAIT, "a", OWNER, 2, 3)], {"a": 1}, {"g": 2}),
-        # What was under way before and after the window counts inside it alone.
+        # Messages that begin before or end after the window count only inside it.
         ([event(MESSAGE, "g", LANE, -3, 2), event(WAIT, "g", OWNER, 9, 12)], {"g": 1}, {"g": 2}),
-        # Other threads wait for what they like; who listens is not busy; nothing is behind one's own message.
+        # Not counted: waits of other threads, `recv`, and messages that the owner's own thread sends.
         ([event(WAIT, "g", LANE, 1, 4), event(MESSAGE, "g", LANE, 1, 4, "recv")], {}, {}),
         ([event(MESSAGE, "g", OWNER, 1, 4)], {}, {}),
     ],

@@ -1,4 +1,4 @@
-"""What an event log tells: who was there when, how far they were, and how often what happened."""
+"""The summary of an event log: which groups were members when, their progress, and counts of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.report.replica_groups import RETURNED, numbers, tell
 
 
 def happened(*events: tuple) -> list[Event]:
-    """Of (at, event, fields)."""
+    """Return the events of tuples (at, event, fields)."""
     return [{"event": event, "unix": 1e9 + at, "at": at, **fields} for at, event, fields in events]
 
 

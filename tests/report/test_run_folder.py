@@ -38,7 +38,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 @pytest.fixture
 def folder(config: Config) -> Path:
-    """A run folder with its configuration."""
+    """A run folder that has its configuration."""
     open_run_folder(config.run.output_dir, resume=False)
     write_config(config.run.output_dir, config)
     return config.run.output_dir
@@ -131,7 +131,7 @@ def test_damaged_versions_are_one_line(folder: Path, text: str) -> None:
 def test_the_folder_is_one_process_s_and_what_killed_ones_left_is_gone(config: Config) -> None:
     folder = config.run.output_dir
     folder.mkdir(parents=True)
-    (folder / "run.lock").touch()  # of a start that was killed at once
+    (folder / "run.lock").touch()  # as left by a process that was killed right after its start
     (folder / ".x.another.1.01234567.part").touch()
     with pytest.raises(UserError, match=r"holds a run"):
         open_run_folder(folder, resume=False)

@@ -120,7 +120,7 @@ def test_sparse_gradient_reductions() -> None:
 
 
 def test_a_density_of_something_else() -> None:
-    """A method may note what it likes."""
+    """A method may record a metric of that name for another purpose."""
     numbers = summary([{"kind": "method", "step": 1, "density": 0.5}, step(2, 100, 50.0)])
     assert "sparse" not in summary_text(numbers)
 
@@ -164,7 +164,7 @@ def test_two_figures() -> None:
 
 
 def test_tokens_and_the_model_s_work() -> None:
-    """Utilization counts by time: the second reading took twice as long as the first."""
+    """Utilization is weighted by time: the second record took twice as long as the first."""
     more = [
         {"tokens": 700, "flops": 1.5e9, "tokens_per_s": 350.0, "gradient_norm": 2.0, "utilization": 0.5},
         {"tokens": 1400, "flops": 3.0e9, "tokens_per_s": 350.0, "utilization": 0.2},

@@ -1,4 +1,4 @@
-"""What a picture of a trace shows: the last steps, of a few ranks, each thread on a line of its own."""
+"""The picture of a trace shows the last steps of a few ranks, with one row per thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWNER, LANE = 7, 8
 
 
 def step(t: int) -> list[Event]:
-    """Of 10 ms: forward, backward, and a wait of 2 ms for a message that took 3."""
+    """Return a step of 10 ms: forward, backward, and a wait of 2 ms for a message that takes 3 ms."""
     at = 10 * t * MS
     return [
         Event(SPAN, f"step {t}", "", OWNER, at, at + 10 * MS),

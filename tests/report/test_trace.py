@@ -70,7 +70,7 @@ def test_it_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_thread_keeps_its_number() -> None:
-    """Whichever is seen first, and whichever was not seen at all in a window."""
+    """The numbers depend neither on the order of events nor on threads without events in a window."""
     threads, names = {7: 0}, {9: "second", 7: "training", 10: "third"}
 
     def numbers(*seen: int) -> dict[str, int]:

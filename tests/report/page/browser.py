@@ -1,4 +1,4 @@
-"""A real browser without a window, asked through a pipe by Chromium's DevTools protocol."""
+"""A headless browser, controlled over a pipe by Chromium's DevTools protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage
 
 
 def found() -> str | None:
-    """The program, where there is one."""
+    """Return the path of the browser, or None if there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -36,11 +36,11 @@ os.dup2(ask, 3)
 os.dup2(answer, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Where the browser reads what it is asked, and answers."""
+"""The browser reads commands from file descriptor 3 and writes answers to 4."""
 
 
 class Tab:
-    """One page, with all that went wrong in it and all that it asked for."""
+    """A page in the browser, with the errors that occurred in it and the addresses that it requested."""
 
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back = to, back
@@ -56,7 +56,7 @@ class Tab:
     _session: str | None = None
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The answer; what the browser tells meanwhile is noted."""
+        """Send a command and return its result; record the events that arrive in between."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -92,14 +92,14 @@ class Tab:
             self.requests.append(what["request"]["url"])
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page, awaited."""
+        """Return the value of an expression in the page; await it if it is a promise."""
         told = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         assert "error" not in told, told
         return told["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """Wait for the expression to be true, perhaps of the next page."""
+        """Wait for the expression to become true, perhaps only in the next page, and return its value."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             told = self.ask("Runtime.evaluate", expression=script, returnByValue=True)
@@ -109,7 +109,7 @@ class Tab:
         raise AssertionError(f"never true: {script}; {self.errors}")
 
     def open(self, page: Path, *, dark: bool = False, width: int = 1400, height: int = 900) -> float:
-        """Seconds from asking for it to all plots drawn."""
+        """Open a page, and return the seconds until all its plots are drawn."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -122,19 +122,19 @@ class Tab:
         return time.monotonic() - began
 
     def picture(self, target: Path) -> None:
-        """Of the whole page."""
+        """Write a screenshot of the whole page."""
         told = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         target.write_bytes(base64.b64decode(told["data"]))
 
     def paper(self, target: Path) -> None:
-        """As it is printed, a PDF."""
+        """Write the printed page as PDF."""
         told = self.ask("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True)
         target.write_bytes(base64.b64decode(told["data"]))
 
 
 @contextmanager
 def tab(program: str, profile: Path) -> Iterator[Tab]:
-    """A browser of its own, which is gone afterwards."""
+    """Start a browser, and end it afterwards."""
     ours, theirs = os.pipe(), os.pipe()
     chosen = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     words = [sys.executable, "-c", AS_THREE_AND_FOUR, str(ours[0]), str(theirs[1]), *chosen]

@@ -1,4 +1,4 @@
-"""Run folders as a training would leave them, of numbers made up here; and what a page says, read back."""
+"""Run folders with invented numbers, as training would write them, and a parser for the report page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 
 def records(steps: int = STEPS, seed: int = 0, first: int = 0) -> list[Record]:
-    """A reading every `EVERY` steps, meetings between them, notes of a method nobody has heard of."""
+    """Return step records every `EVERY` steps, synchronizations, and metrics of an unknown method."""
     draw = np.random.default_rng(seed)
     found: list[Record] = []
     for step in range(first + 1, steps + 1):
@@ -63,11 +63,11 @@ LOG = """\
 2026-01-05 12:00:31,000 INFO    trained   60 steps, 3 epochs, 1,920 samples in 0:00:16
 written   somewhere
 """
-"""Two hours ahead of UTC."""
+"""A log in local time, which is two hours ahead of UTC."""
 
 
 def run(folder: Path, found: Iterable[Record] | None = None, *, log: str = LOG, **job: Any) -> Path:
-    """Of one complete run; `job` are sections in place of those of `JOB`."""
+    """Write the folder of a complete run; `job` has sections that replace those of `JOB`."""
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text(lines(records() if found is None else found))
     (folder / "versions.json").write_text(json.dumps([START]))
@@ -78,7 +78,7 @@ def run(folder: Path, found: Iterable[Record] | None = None, *, log: str = LOG, 
 
 @dataclass
 class Page:
-    """What a reader of the file finds, with no code of ours."""
+    """The content of a report file, parsed without code of hpcsgd."""
 
     text: str
     data: dict[str, Any] = field(init=False)
@@ -98,7 +98,7 @@ class Page:
         return found[0]
 
     def rows(self, heading: str) -> dict[str, list[str]]:
-        """Of the table that follows a heading, by the first cell."""
+        """Return the rows of the table after a heading, by their first cell."""
         table = self.text.split(f"<h2>{heading}</h2>", 1)[1].split("</table>", 1)[0]
         found = {}
         for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL):
@@ -108,7 +108,7 @@ class Page:
         return found
 
     def marked(self) -> set[str]:
-        """Keys whose rows are highlighted."""
+        """Return the keys whose rows are highlighted."""
         return set(re.findall(r'<tr class="differs"><th>(.*?)</th>', self.text))
 
     @property

@@ -1,4 +1,4 @@
-"""What the page says, against the figures that the files hold, added up here once more."""
+"""The figures on the report page, compared with sums over the files' records that are computed here."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_courses_against_steps_samples_seconds_and_bytes(tmp_path: Path) -> None
     assert loss["y"] == pytest.approx([r["loss"] for r in readings], rel=1e-5)
     (accuracy,) = page.panel("test accuracy")["traces"]
     assert accuracy["step"] == [20, 40, 60]
-    (wobble,) = page.panel("wobble")["traces"]  # of a method that the report has never heard of
+    (wobble,) = page.panel("wobble")["traces"]  # of a method that the report does not know
     assert wobble["y"] == pytest.approx([r["wobble"] for r in found if "wobble" in r], rel=1e-5)
     (alone,) = page.panel("LSSR: the fraction of local steps so far")["traces"]
     told = [step for step in range(6, 61) if step % 6 == 0 or step % EVERY == 0]
-    both = [step for step in told for _ in range(1 + (step % 12 == 0))]  # a meeting and a reading
+    both = [step for step in told for _ in range(1 + (step % 12 == 0))]  # a sync and a step record
     assert sorted(alone["step"]) == both
     assert alone["y"] == pytest.approx([1 - (step // 6) / step for step in both], rel=1e-5)
     (stale,) = page.panel("staleness: updates by others, mean")["traces"]
@@ -121,7 +121,7 @@ def test_what_is_new_in_the_metrics_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_crashed_run(tmp_path: Path) -> None:
-    """Its last line is half written, there is no end in the log, and what was recorded is there."""
+    """The last metrics line is incomplete and the log has no end; the page shows all complete records."""
     log = "".join(LOG.splitlines(keepends=True)[:2]).replace("60/60", "44/60")
     log += "2026-01-05 12:00:30,500 WARNING disk <full>\n"
     folder = run(tmp_path / "dead", records(46), log=log)
@@ -269,7 +269,7 @@ def test_it_loads_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_courses_stay_below_the_largest_page(tmp_path: Path) -> None:
-    """Of each there is less then; and a note in every line under a new name is no endless page."""
+    """With many curves each has fewer points, and a page with too many metrics leaves some plots out."""
     draw = np.random.default_rng(0)
     for i in range(20):
         notes = [
@@ -344,8 +344,11 @@ def test_the_command_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureF
 def test_live_goes_on_until_the_run_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The page is replaced at once, reloads itself meanwhile, and no longer at the end; a moment in which
-    the metrics are cut does not end it. The pause is four times the 2 s that writing takes."""
+    """The page reloads itself until the run is complete.
+
+    It is replaced atomically, and temporarily damaged metrics do not end the updates. The pause is four times
+    the 2 s that writing takes.
+    """
     begun, rest = LOG.splitlines(keepends=True)[:2], LOG.splitlines(keepends=True)[2:]
     folder = run(tmp_path / "one", records(30), log="".join(begun))
     target = folder / "report.html"

@@ -17,7 +17,10 @@ OWNER, LANE = 7, 8
 
 
 def window(rank: int, begin: float) -> Window:
-    """Two steps; the later the rank, the longer it waits for gradients. What was before does not count."""
+    """Return a window of two steps; ranks with higher numbers wait longer for gradients.
+
+    Events before the window do not count.
+    """
     wait = 0.125 * (rank + 1)
     events = [
         Event(MESSAGE, "allreduce", "model_average", LANE, begin - 1.0, begin + 0.0625),

@@ -21,7 +21,7 @@ def test_few_values_are_as_they_are() -> None:
 
 @pytest.mark.parametrize("n", [601, 1200, 1201, 5000, 77_777])
 def test_every_spike_is_there(n: int) -> None:
-    """Wherever it is, and the first, the last and all extremes of as many stretches."""
+    """Spikes at any position remain, as do the last value and the extremes of all stretches."""
     values = np.random.default_rng(n).normal(size=n)
     spikes = [1, n // 3, n - 2]
     values[spikes] = [50.0, -60.0, 70.0]
