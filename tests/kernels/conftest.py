@@ -1,4 +1,4 @@
-"""Every way in which the native kernels can be called; results may not depend on it."""
+"""Fixtures that call the native kernels in every possible way; all ways must give the same results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = (1, 2, 3)
 
 @pytest.fixture(scope="session")
 def native() -> kernels.Native:
-    """The library; where it could have been built, it must have been."""
+    """The native library. Its absence is an error wherever it could have been built."""
     library = kernels.native()
     if library is None:
         if shutil.which("c++") or shutil.which("g++"):
@@ -28,7 +28,11 @@ def native() -> kernels.Native:
 
 @pytest.fixture
 def everywhere(native: kernels.Native) -> Iterator[Callable[..., list[Any]]]:
-    """`everywhere(call)`: what `call(library)` returns with any instructions and any number of threads."""
+    """A function `everywhere(call)`.
+
+    It returns the results of `call(library)` with the CPU's and with portable instructions, and with several
+    numbers of threads.
+    """
     before = torch.get_num_threads()
 
     def run(call: Callable[[kernels.Native], Any], threads: tuple[int, ...] = THREADS) -> list[Any]:

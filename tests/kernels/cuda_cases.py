@@ -1,4 +1,7 @@
-"""The CUDA kernels beside the reference, to the bit: on a GPU, or compiled for the CPU by `on_cpu`."""
+"""Comparisons of the CUDA kernels with the reference, to the bit.
+
+The kernels run on a GPU, or on the CPU, compiled by `on_cpu`.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +26,31 @@ from hpcsgd.kernels.cuda import SAMPLE, Cuda, threshold_of
 GPU = torch.device("cuda", 0)
 T = TypeVar("T")
 GUARD = 64
-"""Elements."""
+"""The number of guard elements before and after a tensor."""
 UNTOUCHED = 0xA5
-"""Around bytes, as NaN is around numbers."""
+"""The value of guard elements of integer tensors; those of other tensors are NaN."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where kernels run."""
+    """A device, or its replacement, on which kernels run."""
 
     library: Cuda
     device: torch.device
     put: Callable[[Tensor, int], Tensor]
-    """`put(x, shift)`: x there, `shift` elements behind an aligned address."""
+    """`put(x, shift)` returns a copy of x that begins `shift` elements after an aligned address."""
     without_waiting: Callable[[], AbstractContextManager[None]]
-    """Around calls that must not wait for the device."""
+    """A context for calls that must not wait for the device."""
     one_of: int = 1
-    """Of so many like cases one is tried."""
+    """Only one of this many similar cases is tested."""
 
     def some(self, cases: Sequence[T]) -> Sequence[T]:
-        return cases[(len(cases) - 1) % self.one_of :: self.one_of]  # the last one among them
+        return cases[(len(cases) - 1) % self.one_of :: self.one_of]  # includes the last case
 
 
 @contextlib.contextmanager
 def on_gpu(library: Cuda) -> Iterator[Place]:
-    """With it nothing may wait for the GPU, as far as torch can tell."""
+    """Kernels on the GPU. In `without_waiting` torch raises an error if a call waits for the GPU."""
     library.require(GPU)
 
     def put(x: Tensor, shift: int) -> Tensor:
@@ -70,8 +73,11 @@ def on_gpu(library: Cuda) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def on_cpu(path: Path, one_of: int = 1, seed: int = 1, guard: int = GUARD) -> Iterator[Place]:
-    """With the library that `on_cpu.built` made. New memory is full of NaN, and around what is put there are
-    NaNs that nobody may read or write."""
+    """Kernels on the CPU, in the library that `on_cpu.built` made.
+
+    New memory is filled with NaN. Tensors have guard elements around them that kernels must not read or
+    write.
+    """
     library = Cuda.load(path)
     library.functions.stand_in_stream.restype = ctypes.c_void_p
     library.functions.stand_in_seed(ctypes.c_uint64(seed))
@@ -92,7 +98,7 @@ def on_cpu(path: Path, one_of: int = 1, seed: int = 1, guard: int = GUARD) -> It
         _copied=lambda rows, _: torch.from_numpy(rows.copy()),
     )
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # torch fills new memory
+    torch.use_deterministic_algorithms(True)  # makes torch fill new memory
     try:
         with patched:
             yield Place(library, torch.device("cpu"), put, contextlib.nullcontext, one_of)
@@ -103,14 +109,14 @@ def on_cpu(path: Path, one_of: int = 1, seed: int = 1, guard: int = GUARD) -> It
 
 @contextlib.contextmanager
 def _in_a_call(functions: ctypes.CDLL) -> Iterator[tuple[int, int]]:
-    """Device 2 and its stream, while another device is the caller's."""
+    """Make device 2 current for a call, and check afterwards that the caller's device is current again."""
     callers = functions.stand_in_device()
     yield 2, functions.stand_in_stream(2)
     assert functions.stand_in_device() == callers
 
 
 def check_largest(place: Place, x: Tensor, *segments: Tensor, shift: int = 0) -> None:
-    """Blocks run in another order each time."""
+    """Check `largest` several times, because blocks run in a different order each time."""
     expected = reference.largest(x, *segments)
     there = place.put(x, shift)
     for _ in place.some(range(3)):
@@ -120,7 +126,7 @@ def check_largest(place: Place, x: Tensor, *segments: Tensor, shift: int = 0) ->
 
 
 def check_threshold(place: Place, x: Tensor, k: int) -> None:
-    """That of the candidates of all x is the sample's: a wrong one costs nothing but time."""
+    """Check the threshold for candidates against that of the sample: a wrong one would only cost time."""
     n = x.numel()
     memory = torch.empty(8 * n + 2**20, dtype=torch.uint8, device=place.device)
     [rank], _ = threshold_of(np.array([n]), np.array([k]))
@@ -128,7 +134,7 @@ def check_threshold(place: Place, x: Tensor, k: int) -> None:
     with mock.patch.object(Cuda, "_memory", return_value=memory):
         place.library.largest(place.put(x, 0), *(torch.tensor([each]) for each in (0, n, k)))
     magnitudes = x[torch.from_numpy(sample(place.library, n))].abs().sort(descending=True).values
-    key = memory[:4].view(torch.int32).item()  # the begin of the first State
+    key = memory[:4].view(torch.int32).item()  # the first field of the first State
     assert key == magnitudes[rank - 1].view(torch.int32).item() + 1
 
 
@@ -140,7 +146,7 @@ def check_above(place: Place, x: Tensor, threshold: float, shift: int = 0) -> No
 def check_accumulate(
     place: Place, acc: Tensor, g: Tensor, starts: Tensor, shifts: tuple[int, int] = (0, 0)
 ) -> None:
-    """The sums to the bit, the norms to a few, and always the same ones."""
+    """Check that sums equal the reference to the bit, and that norms are close to it and reproducible."""
     sums = acc.clone()
     expected = reference.accumulate(sums, g.clone(), starts)
     found = []
@@ -158,7 +164,7 @@ def check_accumulate(
 def check_pack(
     place: Place, x: Tensor, block: int, bits: int, draw: int | None, shifts: tuple[int, int] = (0, 0)
 ) -> None:
-    """The bytes of the reference, and what they stand for."""
+    """Check that the packed bytes and the unpacked values equal those of the reference."""
     n = x.numel()
     code, out = torch.zeros(packed_bytes(n, block, bits), dtype=torch.uint8), torch.full((n,), 7.5)
     reference.pack(x, code, block, bits, draw)
@@ -173,7 +179,7 @@ def check_pack(
 
 
 def sample(library: Cuda, n: int) -> np.ndarray:
-    """The positions that `largest` looks at first in a segment of n elements."""
+    """Return the positions of the sample that `largest` takes in a segment of n elements."""
     positions = np.zeros(SAMPLE, np.int64)
     library.functions.hpcsgd_cuda_sample(ctypes.c_int64(n), positions.ctypes.data_as(ctypes.c_void_p))
     return positions

@@ -1,8 +1,10 @@
-"""`python -m kernels.cuda_trial LIBRARY SEEDS`: a few cases that reach every line of csrc/cuda/, in a process
-that may die of it: for kernels under sanitizers, and for kernels with a fault. With `gpu` in place of a
-library made for the CPU they run on the GPU; `cpu` has the library made first.
+"""A few cases that reach every line of csrc/cuda/, in a process that may crash.
 
-What is put lies at the end of its memory, where a sanitizer sees the next element being touched.
+Usage: `python -m kernels.cuda_trial LIBRARY SEEDS`. It serves to run kernels with sanitizers, and kernels
+with planted faults. With `gpu` instead of a library the cases run on the GPU; with `cpu` the library is built
+first.
+
+Tensors lie at the end of their memory, so that a sanitizer notices an access to the next element.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def largest_of_several(place: Place, rng: np.random.Generator) -> None:
 
 
 def misjudged(place: Place, rng: np.random.Generator) -> None:
-    """All elements are in question: too few candidates, or more than there is room for."""
+    """Segments whose sample gives too few candidates, or more than there is room for."""
     n, k = 3 * TILE + 5, 200
     places = torch.from_numpy(sample(place.library, n))
     for factor in (1e3, 1e-3):

@@ -47,7 +47,7 @@ def test_segments_that_do_not_cover_are_our_mistake(starts):
 @DTYPES
 @pytest.mark.parametrize("M", [0, 1, 7, 8, 9, 4095, 4096, 4097, 70_001, 2**20 + 13])
 def test_as_the_reference(everywhere, dtype, M):
-    """The sums to the bit, the norms to a few, and always the same ones."""
+    """The sums equal the reference to the bit; the norms are close to it and reproducible."""
     rng = np.random.default_rng(M)
     acc, g = (torch.from_numpy(rng.standard_normal(M + 1, np.float32))[1:] for _ in range(2))
     g = torch.cat([torch.zeros(3, dtype=dtype), g.to(dtype)])[3:]
@@ -59,7 +59,7 @@ def test_as_the_reference(everywhere, dtype, M):
         own, theirs = acc.clone(), g.clone()
         norms = library.accumulate(own, theirs, starts)
         assert torch.equal(own, sums)
-        assert not theirs.view(torch.int16 if dtype.itemsize == 2 else torch.int32).any()  # -0 is no zero
+        assert not theirs.view(torch.int16 if dtype.itemsize == 2 else torch.int32).any()  # no -0 either
         return norms
 
     found = everywhere(call)

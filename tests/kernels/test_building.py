@@ -1,4 +1,4 @@
-"""setup.py builds csrc/cuda/ for the GPUs that it names, without a warning."""
+"""setup.py builds csrc/cuda/ without a warning for the GPUs that it names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sources(tmp_path: Path) -> Path:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "csrc" / "cuda", tmp_path / "csrc" / "cuda")
-    (tmp_path / "csrc" / "none.cpp").write_text("")  # in place of what is for CPUs
+    (tmp_path / "csrc" / "none.cpp").write_text("")  # instead of the files for CPUs
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""Which k of n were chosen: there and back, how long it is, and how near to what no code can do better."""
+"""The code of which k of n elements were chosen: round trips, its length, and the entropy bound."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def tensor(values: Sequence[int]) -> Tensor:
 
 
 def segments(*found: tuple[int, int, int]) -> Segments:
-    """Each (start, stop, k)."""
+    """Return the segments from tuples (start, stop, k)."""
     starts, stops, k = zip(*found, strict=True) if found else ((), (), ())
     return tensor(starts), tensor(stops), tensor(k)
 
 
 def written(indices: Tensor, at: Segments) -> Tensor:
-    """By the reference."""
+    """Return the code that the reference writes."""
     code = torch.empty(kernels.chosen_bytes(*at), dtype=torch.uint8)
     chosen.encode(indices, *at, code)
     return code
@@ -58,9 +58,9 @@ DECODE = pytest.mark.parametrize(
         (segments(), [], []),
         (segments((3, 3, 0), (5, 9, 0)), [], []),
         (segments((5, 8, 3)), [5, 6, 7], []),
-        # l = 2, lows 1, 0, 3 = 01 00 11, then highs 0, 1, 3 as ones at 0, 2, 5 of 3 + 15 // 4 bits
+        # l = 2: lows 1, 0, 3 = 01 00 11; then highs 0, 1, 3 as ones at 0, 2, 5 of 3 + 15 // 4 bits
         (segments((0, 16, 3)), [1, 4, 15], [0b01_110001, 0b1001]),
-        (segments((2, 8, 3)), [2, 3, 7], [0b100011]),  # one bit an element is shorter
+        (segments((2, 8, 3)), [2, 3, 7], [0b100011]),  # one bit per element is shorter
         (segments((2, 8, 3), (10, 26, 3)), [2, 3, 7, 11, 14, 25], [0b100011, 0b01_110001, 0b1001]),
         (segments((0, 1 << 40, 1)), [5 + (1 << 39)], [5, 0, 0, 0, 0x80, 0b1]),  # 40 low bits, and a one
     ],
@@ -118,7 +118,7 @@ def test_the_bound_is_that_of_the_ways_to_choose() -> None:
 @ENCODE
 @pytest.mark.parametrize("indices", [[3, 3], [4, 2], [0, 9], [1, 20], [-1, 3]])
 def test_only_what_ascends_in_its_segment_has_a_code(encode, indices: list[int]) -> None:
-    for n in (9, 4):  # either form
+    for n in (9, 4):  # each of the two forms of the code
         with pytest.raises(UserError, match="ascend"):
             encode(tensor(indices), segments((0, n, 2)))
 
@@ -131,10 +131,10 @@ def test_only_what_ascends_in_its_segment_has_a_code(encode, indices: list[int])
         (segments((0, 8, 4)), [0b111]),
         (segments((0, 8, 4)), [0b11111]),
         (segments((0, 5, 2)), [0b1000001]),  # beyond the end
-        (segments((0, 16, 3)), [0b01_110001, 0]),  # two highs too few
-        (segments((0, 16, 3)), [0b01_110001, 0b11001]),  # one too many
+        (segments((0, 16, 3)), [0b01_110001, 0]),  # two highs are missing
+        (segments((0, 16, 3)), [0b01_110001, 0b11001]),  # one high too many
         (segments((0, 16, 3)), [0b11_000011, 0b10]),  # highs 0, 0: lows 3, 0
-        (segments((0, 14, 3)), [0b01_110001, 0b1001]),  # 15 of 14
+        (segments((0, 14, 3)), [0b01_110001, 0b1001]),  # position 15 of 14
     ],
 )
 def test_other_bytes_are_refused(decode, at: Segments, code: list[int]) -> None:
@@ -143,7 +143,7 @@ def test_other_bytes_are_refused(decode, at: Segments, code: list[int]) -> None:
 
 
 def test_a_hundredth_of_many(native: kernels.Native) -> None:
-    """Segments of 4096 and a rest, by both."""
+    """The native kernels and the reference agree on segments of 4096 elements and a shorter last one."""
     n, chance = 100_000, torch.Generator().manual_seed(0)
     starts = torch.arange(0, n, 4096)
     stops = (starts + 4096).clamp(max=n)

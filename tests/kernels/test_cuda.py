@@ -1,4 +1,4 @@
-"""The CUDA kernels against the reference, to the bit. Tables and loading are tested without a GPU."""
+"""Comparisons of the CUDA kernels with the reference, to the bit. Some tests need no GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ everything = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__
 
 @pytest.fixture(scope="module")
 def library() -> Cuda:
-    """Loaded, which needs no GPU; where it could have been built, it must have been."""
+    """The library, which loads without a GPU. Its absence is an error wherever it could have been built."""
     if not FILE.exists():
         home = os.environ.get("CUDA_HOME")
         if shutil.which("nvcc", path=f"{home}/bin" if home else None):
@@ -56,7 +56,7 @@ thoroughly = pytest.mark.parametrize("place", [ON_GPU, EVERY_CASE], indirect=Tru
 
 @pytest.fixture(params=[ON_GPU, "cpu", EVERY_CASE])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A GPU, or the kernels as code of the CPU: with a part of the cases, or all of them."""
+    """A GPU, or the kernels compiled for the CPU, with one of ten cases or all of them."""
     if request.param == "gpu":
         where = on_gpu(request.getfixturevalue("library"))
     else:
@@ -80,14 +80,14 @@ def cuda(library: Cuda) -> Iterator[Cuda]:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """`kernels.cuda` forgets what it found, before and after."""
+    """Clear the cache of `kernels.cuda` before and after the test."""
     kernels.cuda.cache_clear()
     yield
     kernels.cuda.cache_clear()
 
 
 def test_a_debug_mode_that_warns_is_switched_off_again_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch does when it is first set: a warning that stayed an error would leave the mode on for all."""
+    """Torch warns when the mode is first set; as an error, this warning would leave the mode switched on."""
     modes: list[str | int] = [0]
 
     def set_mode(mode: str | int) -> None:
@@ -117,7 +117,7 @@ def test_a_tables_sums_are_those_of_the_rows_before(sizes, part):
     start, size, chosen, rank, room, first_tile, first_group, first_candidate, first_index = table.rows.T
     assert (start.tolist(), size.tolist(), chosen.tolist()) == (starts.tolist(), sizes, k.tolist())
     tiles = np.diff(first_tile, append=table.tiles)
-    assert (tiles * TILE >= size + 3).all()  # 3: a tile may begin so much before the segment
+    assert (tiles * TILE >= size + 3).all()  # 3: a tile may begin up to 3 elements before the segment
     assert ((tiles - 1) * TILE < size + 3).all()
     groups = np.diff(first_group, append=table.groups)
     assert (groups == (tiles + GROUP - 1) // GROUP).all()
@@ -138,11 +138,11 @@ def test_small_segments_and_those_of_which_much_is_chosen_need_no_sample():
 
 
 def test_a_sample_seldom_misjudges():
-    """Of a thousand samples none leaves fewer than k candidates, or more than there is room for."""
+    """None of a thousand samples gives fewer than k candidates, or more than there is room for."""
     rng = np.random.default_rng(0)
     for size, k in [(10**6, 10), (10**6, 1000), (25 * 10**6, 250_000), (10**6, 200_000)]:
         [rank], [room] = threshold_of(np.array([size]), np.array([k]))
-        above = rng.beta(rank, SAMPLE - rank + 1, 1000) * size  # how many exceed the rank-th of a sample
+        above = rng.beta(rank, SAMPLE - rank + 1, 1000) * size  # the number above a sample's rank-th
         assert above.min() > k
         assert above.max() < room
 
@@ -212,7 +212,7 @@ def test_a_library_of_another_version_is_refused(library, monkeypatch):
 
 
 def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
-    """No tensor of a GPU is needed to see who would serve it."""
+    """Stand-ins for tensors are enough to see which library is chosen, so that no GPU is needed."""
 
     class Tensor:
         dtype, device, is_cpu, is_cuda = torch.float32, GPU, False, True
@@ -226,7 +226,7 @@ def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
 
 
 def test_what_is_packed_goes_to_the_library_of_its_device(monkeypatch):
-    """int2 is torch's affair there, and so is what has no library."""
+    """The reference, in torch, packs int2 on a GPU, and everything on devices without a library."""
 
     class Tensor:
         dtype, device, is_cpu, is_cuda = torch.float32, GPU, False, True
@@ -246,7 +246,7 @@ def test_what_is_packed_goes_to_the_library_of_its_device(monkeypatch):
 
 @everything
 def test_small_arrays(place, maker):
-    """Around the length of a vector, of a row and of a tile."""
+    """Sizes are near those of a vector, of a row and of a tile."""
     rng = np.random.default_rng(1)
     for n in place.some(
         [*range(1, 70), 127, 128, 129, 1023, 1024, 1025, *(TILE + i for i in (-3, -1, 0, 1, 5))]
@@ -284,12 +284,12 @@ def test_a_model_of_many_layers(place):
 
 @pytest.mark.parametrize("factor", [1e3, 1e-3], ids=["too few", "too many"])
 def test_a_sample_that_deceives(place, factor):
-    """What it looks at first is larger than all else, or smaller: its threshold is of no use."""
+    """The sampled elements are much larger or smaller than the others: their threshold is useless."""
     n, k = 3 * GROUP * TILE + 5, 2000
     x = made(normal, np.random.default_rng(5), n)
     x[sample(place.library, n)] *= factor
     check_largest(place, x, *lists([0], [n], [k]))
-    x = torch.cat([made(normal, np.random.default_rng(6), n), x])  # and one beside it that is as it should be
+    x = torch.cat([made(normal, np.random.default_rng(6), n), x])  # and a normal segment before it
     check_largest(place, x, *lists([0, n], [n, 2 * n], [k, k]))
 
 
@@ -301,7 +301,7 @@ def test_candidates_are_what_reaches_the_samples_threshold(place):
 @thoroughly
 @pytest.mark.timeout(900)
 def test_more_groups_and_tiles_than_a_block_has_threads(place):
-    """Groups' counts, and tiles', are added up in several rounds; the k-th largest is one of many zeros."""
+    """Counts of groups and tiles are added up in several rounds; the k-th largest is one of many zeros."""
     n = 513 * GROUP * TILE + 5
     x = torch.zeros(n)
     places = torch.arange(7, n, 1_000_003)
@@ -324,7 +324,7 @@ def test_more_than_32_bits_of_bytes(cuda):
 
 @gpu
 def test_another_stream(cuda):
-    """Work is put behind what is on torch's current stream, and not on another one."""
+    """Kernels run on torch's current stream, after the work that is already on it."""
     n = 10**7
     for _ in range(5):
         x = torch.zeros(n, device=GPU)
@@ -383,7 +383,7 @@ def test_every_number_of_16_bits(place, dtype):
 @pytest.mark.parametrize("block", [8, 24, 64, 256, 1000, 1032])
 @pytest.mark.parametrize("draw", [None, 0, 2**32 - 1])
 def test_packing(place, bits, block, draw):
-    """Zeros, subnormal numbers, large ones; blocks with what is no number become NaNs."""
+    """Elements include zeros, subnormal and large numbers; blocks with NaN or infinity become NaN."""
     for n in place.some([1, 2, 7, 8, 9, 63, 257, 1031, 4099, 70_001]):
         x = elements(n)
         if n > 100:

@@ -1,4 +1,4 @@
-"""The CUDA kernels as code of the CPU: under sanitizers, and with faults, each of which has to be seen."""
+"""The CUDA kernels compiled for the CPU: with sanitizers, and with planted faults that must be detected."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ BOUNDS = [
     ("packing.cu", "min(at, layout.n - 1) / layout.block", "at / layout.block"),
     ("accumulate.cu", "reinterpret_cast<uintptr_t>(g) % sizeof(Four<Element>) == 0", "true"),
 ]
-"""File, text, and what stands there without the check.
+"""File, text with a bounds check, and the text without the check.
 
-`if (segment.rank == 0) return;` in collect() is none of them: it saves time, and nothing has room there.
+The list lacks `if (segment.rank == 0) return;` in collect(), which only saves time: no segment has room
+there.
 """
 
 
@@ -71,7 +72,7 @@ def trial(library: Path, seeds: int, *preloaded: str) -> programs.Done:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
         "LD_PRELOAD": " ".join(preloaded),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
     }
     command = [sys.executable, "-m", "kernels.cuda_trial", library, str(seeds)]
     return programs.run(command, env=environment, timeout=on_cpu.PATIENCE, check=False)
@@ -85,7 +86,7 @@ def sanitized(sources: dict[str, str]) -> programs.Done:
 
 
 def without(file: str, text: str, instead: str, number: int = 0) -> dict[str, str]:
-    """The sources with something else in place of the text's occurrence of that number, which is there."""
+    """Return the sources with one occurrence of a text replaced; the occurrence must exist."""
     sources = on_cpu.sources()
     parts = sources[file].split(text)
     assert number + 1 < len(parts), f"{file}: {text}"
@@ -124,7 +125,7 @@ def test_a_missing_barrier_is_seen(file, number):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("file", "text", "instead"), BOUNDS)
 def test_a_missing_bounds_check_is_seen(file, text, instead):
-    """By its results, or by a sanitizer."""
+    """Wrong results or a sanitizer must reveal it."""
     if reason := on_cpu.missing_sanitizers():
         pytest.skip(reason)
     sources = without(file, text, instead)
@@ -155,7 +156,7 @@ def test_the_callers_device_stays_current(library):
 def test_what_cuda_refuses_is_refused(library):
     error = library.functions.hpcsgd_cuda_usable(99)
     assert library._message(error) == "invalid device ordinal"
-    stream = library.functions.stand_in_stream(1)  # of another device than the call's
+    stream = library.functions.stand_in_stream(1)  # a stream of another device than the call's
     assert library.functions.hpcsgd_cuda_count_above(0, stream, None, 10, 0.5, None) == error
     nothing = library.functions.stand_in_stream(0)
     assert library._message(

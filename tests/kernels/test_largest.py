@@ -1,4 +1,4 @@
-"""The k of largest magnitude: native against reference, index for index, on arrays made to mislead it."""
+"""The k elements of largest magnitude: native and reference agree on arrays that are made to mislead it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_segments_outside_or_overlapping_are_our_mistake(segments, dtype):
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 def test_small_arrays(everywhere, maker):
-    """Around the length of a vector, of a word of 32 elements and of a block of 512."""
+    """Sizes are near those of a vector, of a word of 32 elements and of a block of 512."""
     rng = np.random.default_rng(1)
     for n in [*range(1, 70), 255, 256, 257, 511, 512, 513, 1025, 4097]:
         x = made(maker, rng, n, shift=n % 5)
@@ -100,7 +100,7 @@ def test_small_arrays(everywhere, maker):
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 def test_arrays_that_overflow_their_candidates(everywhere, maker):
-    """More elements than there is room for candidates, with a sample and without."""
+    """There are more elements than room for candidates, with and without a sample."""
     rng = np.random.default_rng(2)
     for n, k in [(6000, 1), (8191, 20), (8192, 20), (30011, 1), (30011, 30), (70001, 700), (70001, 69000)]:
         check(
@@ -122,7 +122,7 @@ def test_several_segments(everywhere, maker):
     ids=lambda maker: maker.__name__,
 )
 def test_parts_of_a_segment_share_its_k(everywhere, maker):
-    """Long enough for several threads and several parts each; ties and the largest lie across parts."""
+    """Segments are cut into parts for several threads; ties and the largest elements lie in several parts."""
     rng = np.random.default_rng(4)
     n = 3 * 2**19 + 77
     x = made(maker, rng, n, shift=3)
@@ -131,7 +131,7 @@ def test_parts_of_a_segment_share_its_k(everywhere, maker):
 
 
 def test_a_sample_that_deceives(everywhere, native):
-    """What it looks at first is larger than all else: fewer than k are above the floor it chooses."""
+    """The sampled elements are the largest, so that fewer than k elements exceed the estimated threshold."""
     n, k = 50_000, 100
     positions = np.zeros(n, np.int64)
     pointer = positions.ctypes.data_as(ctypes.c_void_p)
@@ -158,7 +158,7 @@ def test_the_sample_covers_the_segment(native):
 @hypothesis.given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 @hypothesis.settings(max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_any_mixture(everywhere, data, seed):
-    """Stretches of any kinds, one after the other, under segments that do not match them."""
+    """Arrays are made of pieces of different kinds, and segments do not match the pieces."""
     rng = np.random.default_rng(seed)
     stretches = data.draw(st.lists(st.tuples(st.sampled_from(MAKERS), st.integers(0, 12_000)), max_size=4))
     pieces = [maker(rng, n).astype(np.float32) for maker, n in stretches]

@@ -1,4 +1,4 @@
-"""Which implementation serves; the library is built for any Python, or left out where it cannot be."""
+"""The choice of the implementation, and wheels: the library works with any Python, or is left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def fresh():
-    """`kernels.native` forgets what it found, before and after."""
+    """Clear the cache of `kernels.native` before and after the test."""
     kernels.native.cache_clear()
     yield
     kernels.native.cache_clear()

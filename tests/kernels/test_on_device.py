@@ -1,4 +1,4 @@
-"""Torch's own operations, which serve on devices without kernels of ours, against the reference."""
+"""Kernels made of torch's own operations, for devices without native kernels, against the reference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_nothing_is_the_largest_of_nothing():
     room=st.integers(1, 2**40),
 )
 def test_the_code(gaps, room):
-    """Told how large indices can be, or not."""
+    """The code does not depend on whether the bound of the indices is known."""
     sums = np.cumsum(np.array(gaps, object) + 1) - 1 if gaps else []
     indices = torch.tensor([int(index) for index in sums if index <= TOP], dtype=torch.int64)
     bound = min(TOP + 1, int(indices[-1]) + room) if indices.numel() else room

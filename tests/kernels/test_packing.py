@@ -1,4 +1,4 @@
-"""Vectors in few bits, against plain numpy, whatever serves."""
+"""Vectors packed into few bits, compared with plain numpy, by native kernels and by the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unpacked(by, code: Tensor, n: int, bits: int, block: int) -> Tensor:
 
 
 def elements(n: int) -> Tensor:
-    """Of all sizes, and blocks that are odd: zeros, subnormal numbers, large ones."""
+    """Return elements of all sizes, with blocks of zeros, of subnormal numbers and of large numbers."""
     rng = np.random.default_rng(n)
     x = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3, n)).astype(np.float32)
     x[n // 8 : n // 4] = 0
@@ -41,7 +41,7 @@ def elements(n: int) -> Tensor:
 
 
 def halves(n: int) -> Tensor:
-    """Half-way between two numbers, where the scale is 1."""
+    """Return values half-way between two integers, in blocks whose scale is 1."""
     x = torch.arange(n) % 13 - 6 + 0.5
     x[::8] = 127
     return x
@@ -66,7 +66,7 @@ def test_as_in_numpy(bits: int, block: int, n: int) -> None:
 @pytest.mark.parametrize("n", SIZES)
 def test_as_the_reference(everywhere, bits: int, block: int, draw: int | None, n: int) -> None:
     if bits == 2 and draw is not None:
-        return  # it rounds to the nearest
+        return  # 2 bits are always rounded to the nearest
     x = elements(n)
     if n > 100:
         x[5], x[70], x[90] = torch.nan, torch.inf, -torch.inf
@@ -95,11 +95,11 @@ def test_no_number_is_told_by_its_block_and_no_other(bits: int, block: int) -> N
         x[block + 1] = odd
         found = unpacked(kernels, packed(kernels, x, bits, block), 3 * block, bits, block)
         assert found.isnan().tolist() == [False] * block + [True] * block + [False] * block
-        assert found[0] == found[-1] == (1 if bits > 2 else pytest.approx(1.4))  # the scale of as many ones
+        assert found[0] == found[-1] == (1 if bits > 2 else pytest.approx(1.4))  # the scale of ones
 
 
 def test_of_two_bits_the_side_of_the_largest_has_two_levels() -> None:
-    """Of x the mean magnitude is 5/7, and so the scale 1."""
+    """The mean magnitude of x is 5/7, and so the scale is 1."""
     x = torch.tensor([2.6, -1.1, 0.4, 0.0, -0.3, 0.6, 0.0, 0.714285])
     x = x * (5 / 7 / x.abs().mean())
     for sign in (1, -1):
@@ -109,7 +109,10 @@ def test_of_two_bits_the_side_of_the_largest_has_two_levels() -> None:
 
 @pytest.mark.parametrize(("draw", "most"), [("normal", 0.142), ("laplace", 0.203)])
 def test_of_two_bits_so_much_is_lost(draw: str, most: float) -> None:
-    """Of the energy of many elements; at the least, with four levels and no zero, 0.118 of normal ones."""
+    """The lost fraction of the energy is bounded.
+
+    For normal elements, four levels without a zero lose 0.118 at least.
+    """
     x = torch.from_numpy(getattr(np.random.default_rng(0), draw)(size=1 << 16).astype(np.float32))
     found = unpacked(kernels, packed(kernels, x, 2, 128), x.numel(), 2, 128)
     assert 0.75 * most < ((x - found).square().sum() / x.square().sum()).item() < most
@@ -117,7 +120,7 @@ def test_of_two_bits_so_much_is_lost(draw: str, most: float) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_by_chance_the_mean_is_right(bits: int) -> None:
-    """Over many draws within five standard deviations; the scale is 1, and so is the room of a number."""
+    """The mean of many draws is within five standard deviations; the scale is 1, as is the step of levels."""
     most, draws = 2 ** (bits - 1) - 1, 4000
     x = torch.linspace(-most, most, 64)
     found = torch.stack(
@@ -127,7 +130,7 @@ def test_by_chance_the_mean_is_right(bits: int) -> None:
     fraction = x - x.floor()
     deviation = (fraction * (1 - fraction) / draws).sqrt()
     assert ((found.double().mean(0) - x).abs() <= 5 * deviation + 1e-5).all()
-    assert torch.equal(found[:, 0], torch.full((draws,), -float(most)))  # whole numbers stay
+    assert torch.equal(found[:, 0], torch.full((draws,), -float(most)))  # integers are exact
 
 
 def test_the_dice_of_neighbours_and_of_draws_have_nothing_in_common() -> None:

@@ -16,12 +16,12 @@ INDENTED = re.compile(r"^\n((?: {4}.*\n|\n)+)", re.MULTILINE)
 INLINE = re.compile(r"`(hpcsgd [^`]*)`")
 PLACEHOLDER = re.compile(r"…|\b[A-Z]{3,}\b")
 STARTS = re.compile(r"[a-z0-9][\w./-]*$|\./")
-"""What a command begins with, unlike output and tables."""
+"""Matches the first word of a command, but not the beginning of output or of a table."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """`language` is "" where the page does not name one."""
+    """A code block of a page; `language` is "" if the page names none."""
 
     page: str
     language: str
@@ -41,7 +41,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def inline(page: Path) -> Iterator[list[str]]:
-    """Commands within sentences, but for those with something to be filled in."""
+    """Yield the commands within sentences, except those with placeholders."""
     for code in INLINE.findall(page.read_text()):
         words = shlex.split(code)
         if not PLACEHOLDER.search(code) and any("." in word or "/" in word for word in words):
@@ -49,19 +49,19 @@ def inline(page: Path) -> Iterator[list[str]]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The lines of a shell, those that end with a backslash with the next."""
+    """Yield the lines of a shell block as commands; a line that ends with a backslash continues."""
     if block.is_toml or block.language not in ("", "sh", "bash"):
         return
     for line in block.text.replace("\\\n", " ").splitlines():
         if STARTS.match(line.split(" ")[0]):
             try:
                 yield shlex.split(line, comments=True)
-            except ValueError:  # an apostrophe: a sentence
+            except ValueError:  # an unmatched apostrophe: a sentence, not a command
                 continue
 
 
 def of_hpcsgd(command: list[str]) -> list[str] | None:
-    """What its command line is given, by whatever launcher; None where another program is started."""
+    """Return the arguments to `hpcsgd`, without the launcher; None if the command starts another program."""
     launchers = ("hpcsgd", "mpiexec", "srun")
     if command[:1] and command[0] in launchers and "hpcsgd" in command:
         return command[command.index("hpcsgd") + 1 :]

@@ -1,4 +1,4 @@
-"""Every figure in bold, taken from another page, stands on a page that its row or paragraph links to."""
+"""Every figure in bold that comes from another page is on a page that its row or paragraph links to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": 13, "docs/choosing.md": 50}
-"""With how many figures, at least."""
+"""The pages, each with the least number of figures in bold."""
 FIGURE = re.compile(r"\*\*([^*\n]*\d[^*\n]*)\*\*")
 LINK = re.compile(r"\]\(([\w./]+\.md)")
 
 
 def passages(text: str) -> list[str]:
-    """Rows of tables by themselves, else paragraphs."""
+    """Return the paragraphs, and each row of a table by itself."""
     found = [part for part in text.split("\n\n") if not part.startswith("|")]
     return found + [row for row in text.splitlines() if row.startswith("|")]
 
@@ -25,7 +25,7 @@ def stands_in(figure: str, text: str) -> bool:
 
 
 def unfounded(text: str, folder: Path) -> list[str]:
-    """Figures that none of the pages linked beside them has."""
+    """Return the figures that are on none of the pages linked in the same passage."""
     lost = []
     for passage in passages(text):
         linked = " ".join((folder / link).read_text() for link in LINK.findall(passage))

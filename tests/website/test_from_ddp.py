@@ -17,7 +17,7 @@ EXAMPLES = ROOT / "examples/from_ddp"
 SHOWN = re.compile(r"^```diff\n(.*?)\n^```", re.MULTILINE | re.DOTALL)
 ACCURACY = re.compile(r"^epoch (\d): accuracy (0\.\d+)$", re.MULTILINE)
 LEAST = 0.75
-"""After four epochs; a model that has learnt nothing has 0.1."""
+"""The least accuracy after four epochs; that of an untrained model is 0.1."""
 
 
 def test_the_page_shows_the_difference() -> None:

@@ -16,7 +16,7 @@ from pythons import python
 PAGE = (Path(__file__).parents[2] / "docs/from-torchft.md").read_text()
 SCRIPT = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HOMES = ("", ".manager", ".local_sgd", ".checkpointing")
-"""Modules of torchft that have the page's classes."""
+"""Modules of torchft in which the page's classes may be defined."""
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_the_script_runs(tmp_path: Path) -> None:
     (script,) = SCRIPT.findall(PAGE)
     (tmp_path / "train.py").write_text(script)
     done = programs.run([programs.mpiexec(), "-n", "4", *python("train.py")], cwd=tmp_path)
-    assert done.stdout == "4 steps\n"  # 256 samples, 4 × 16 a step
+    assert done.stdout == "4 steps\n"  # 256 samples, 4 × 16 per step
 
 
 def test_our_names_exist() -> None:

@@ -1,4 +1,4 @@
-"""Every key of the schema is on the page, with what it means; one of which nothing is said is refused."""
+"""Every key of the schema is on the page with its meaning; a key without an explanation is refused."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ epochs = 1
 
 
 def on_page(text: str) -> dict[str, list[str]]:
-    """The keys of each section."""
+    """Return the keys of each section on the page."""
     first, *others = text.split("\n## [")
     found = {"": ROW.findall(first)}
     return found | {x.split("]")[0]: ROW.findall(x) for x in others}
 
 
 def in_schema(kind: type, name: str = "") -> dict[str, list[str]]:
-    """Likewise, but for tables of other keys and sections inside."""
+    """Return the keys of each section of the schema, except those with metadata."""
     hints, found = get_type_hints(kind), {name: []}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -85,7 +85,7 @@ def test_what_is_to_be_given_is_just_that(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Planted."""
+    """A section whose keys are all explained."""
 
     count: int  # how many; docs/gpu.md
     way: Literal["b", "a"] = "b"  # which | one
@@ -94,7 +94,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untold:
-    """Planted."""
+    """A section with a key that is not explained."""
 
     count: int  # how many
     way: str = "b"

@@ -1,4 +1,7 @@
-"""Pages have the figures of benchmarks/results. Other tests are about the papers and docs/choosing.md."""
+"""Pages have the figures of benchmarks/results.
+
+Other tests check figures of the papers and those of docs/choosing.md.
+"""
 
 from __future__ import annotations
 
@@ -104,12 +107,12 @@ NOT_MEASURED = {
     "| 6 M parameters, 4 emulated hosts": "tests/benchmarks/test_crossover.py",
     "| shared memory, 4 ranks |": "figures of other pages: test_choosing.py",
 }
-"""How tables begin that are not checked here, and why."""
+"""The beginnings of tables that are not checked here, with the reasons."""
 CASES = [pytest.param(page, of, id=f"{page}-{of.__name__}") for page, each in PAGES.items() for of in each]
 
 
 def tables(page: str) -> list[str]:
-    """Tables without their heads, and with one blank in each empty cell."""
+    """Return the tables without their first two lines, with one blank in each empty cell."""
     parts = [part.strip() for part in re.split(r"\n\s*\n", page)]
     return [re.sub(" +", " ", part.split("\n", 2)[2]) for part in parts if part.startswith("| ")]
 

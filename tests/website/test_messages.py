@@ -1,4 +1,4 @@
-"""Every error and warning of the package stands on the page of messages; one without a place is refused."""
+"""Every error and warning of the package is on the page of messages; one that fits no part is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method has a page, whose bytes are those of its docstring's formulas."""
+"""Every method has a page, and its table of bytes agrees with the formulas of the docstring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW = re.compile(r"^\| (\w+) \| (\w+) \| ([\w ]+) \| ([\d.e-]+) \|$", re.MULTILI
 
 
 def shares(name: str) -> dict[tuple[str, str], float]:
-    """What is sent by phase and among whom."""
+    """Return the share of the model that is sent, by phase and by the ranks among which it is sent."""
     rows = ROW.findall(method_pages.sends(name, METHODS[name]))
     return {(phase, among): float(share) for phase, _, among, share in rows}
 
@@ -91,7 +91,7 @@ def test_a_picture_is_of_its_records(tmp_path: Path) -> None:
 
 
 def test_bytes_are_those_of_the_formulas() -> None:
-    in_group, across = 3 / 4, 2 * 3 / 4 / 4  # (K−1)/K there and back again; 2·(P−1)/P·M/K
+    in_group, across = 3 / 4, 2 * 3 / 4 / 4  # (K−1)/K for each of the two directions; 2·(P−1)/P·M/K
     expected = {("grad_reduce", "a group"): in_group, ("param_gather", "a group"): in_group}
     assert shares("bsp") == pytest.approx(expected | {("grad_reduce", "the groups"): across}, rel=1e-2)
     for name in ("hierarchical", "diloco"):

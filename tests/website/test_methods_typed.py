@@ -1,4 +1,4 @@
-"""The commands of pages about methods, typed as they stand, with the digits' job file as the reader's own."""
+"""The commands on pages about methods work as written, with a job file for the digits as the reader's own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_job(folder: Path, method: dict[str, Any], groups: int) -> None:
 
 
 def typed(page: str, starts: tuple[str, ...], folder: Path) -> str:
-    """What the lines of a page print that start so."""
+    """Run the lines of a page that begin with `starts`, and return what they print."""
     text = "\n".join(block.text for block in blocks(ROOT / "docs" / page) if not block.is_toml)
     lines = [line for line in text.splitlines() if line.startswith(starts)]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

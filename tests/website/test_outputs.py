@@ -1,4 +1,4 @@
-"""What pages show of commands is what these print, as far as that does not depend on the machine."""
+"""Pages show what their commands print, except for parts that depend on the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outputs import PAGES, TEXT, Output
 
 PATIENCE = 600.0  # seconds; the machine may be busy
 MADE = [
-    # Where numbers are measured, another processor may give another answer: not for every run of the tests.
+    # Commands with measured numbers may print others on another processor, and run only with the long tests.
     pytest.param(o, id=f"{o.page}-{o.command}", marks=pytest.mark.long if o.differ else pytest.mark.slow)
     for page in PAGES
     for o in outputs.outputs(page)
@@ -48,7 +48,7 @@ def test_pages_show_the_commands_that_their_outputs_are_of() -> None:
 
 
 def shifted(text: str) -> list[str]:
-    """The rows of tables of `hpcsgd plan` whose cells do not end where the titles of their columns end."""
+    """Return the rows of `hpcsgd plan` whose cells do not end where the titles of their columns end."""
     ends = [title.end() for title in re.finditer(r"\S+(?: \S+)*", HEAD)][1:]
     rows = [row for block in TEXT.finditer(text) for row in table_of_a_plan(block["text"].splitlines())]
     return [

@@ -1,4 +1,4 @@
-"""The README is short, and its script runs as it stands; on four ranks by test_outputs.py."""
+"""The README is short, and its script runs unchanged. test_outputs.py runs it on four ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that are made of files at the top of the repository, and where their links go."""
+"""Pages that are made from files at the top of the repository, and the targets of their links."""
 
 from __future__ import annotations
 

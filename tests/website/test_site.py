@@ -1,4 +1,4 @@
-"""`make docs` makes a site without a warning, of which everything is here; a lost link ends it."""
+"""`make docs` builds the complete site without a warning, and fails if a link has no target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENTRY = re.compile(
     r'<a href="" id="hpcsgd\.([\w.]+)"></a>(.*?)(?=<a href="" id="hpcsgd\.|</article>)', re.DOTALL
 )
 BUILD = 400.0
-"""Seconds that a build may take; on busy cores it took over a hundred."""
+"""Seconds that a build may take; on a busy machine one took more than a hundred."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("material") is None, reason="needs the extra [docs]"),
@@ -43,11 +43,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fetched(site: Path) -> list[str]:
-    """What a reader's browser would load from elsewhere."""
+    """Return the addresses that a reader's browser would load from other hosts."""
     texts = {path: path.read_text() for path in site.rglob("*.html")}
     loaded = [link for text in texts.values() for found in LOADED.findall(text) for link in found]
     styles = [link for path in site.rglob("*.css") for link in re.findall(r"url\(([^)]+)", path.read_text())]
-    drawn = [str(path) for path, text in texts.items() if 'class="mermaid"' in text]  # by a script from afar
+    drawn = [str(path) for path, text in texts.items() if 'class="mermaid"' in text]  # needs a remote script
     return [link for link in loaded + styles if FAR.match(link.strip("\"'"))] + drawn
 
 
@@ -71,7 +71,7 @@ def test_every_page_and_picture_is_there(site: Path) -> None:
 
 
 def unrendered(site: Path) -> list[str]:
-    """Public names without an entry, or with one in which an argument, an example or the source is lost."""
+    """Return the public names whose entry is missing, or lacks an argument, an example or a reference."""
     text = "".join(path.read_text() for path in sorted(site.rglob("*.html")))
     found = dict(ENTRY.findall(text))
     lost = []

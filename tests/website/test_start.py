@@ -1,4 +1,4 @@
-"""The page for newcomers, typed as it stands into an empty folder with the examples in it."""
+"""The commands on the page for newcomers work as written in an empty folder with the examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pythons import python
 PATIENCE = 600.0  # seconds; the machine may be busy
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-"""What installs is a block of bash."""
+"""Matches the blocks of commands; those that install are blocks of bash and do not match."""
 
 
 @pytest.mark.long
@@ -42,7 +42,7 @@ def test_every_command_of_the_first_five_minutes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE)
 def test_a_script_with_the_loop_of_the_page_resumes(tmp_path: Path) -> None:
-    """Killed after its third epoch it goes on, and ends with the model of one that nobody killed."""
+    """A script killed after its third epoch resumes, and ends with the model of an uninterrupted run."""
     resumed, whole = _script(tmp_path / "killed"), _script(tmp_path / "whole")
     (resumed / "stop").touch()
     command = [programs.mpiexec(), "-n", "4", *python("train.py")]
@@ -60,7 +60,7 @@ def test_a_script_with_the_loop_of_the_page_resumes(tmp_path: Path) -> None:
 
 
 def _script(folder: Path) -> Path:
-    """The example with the loop and the end of the page; where there is a file `stop`, rank 2 dies."""
+    """Write the example with the loop and the end of the page; if a file `stop` exists, rank 2 dies."""
     section = (ROOT / "docs/start.md").read_text().split("### Saving and resuming in a script")[1]
     loop, end = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     example = (ROOT / "examples/train.py").read_text()

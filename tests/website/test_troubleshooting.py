@@ -1,4 +1,4 @@
-"""What the page of troubles quotes is what the code says."""
+"""The messages that the troubleshooting page quotes are those of the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def strings(root: Path) -> Iterator[str]:
 
 
 def unheard(text: str, sayings: list[str]) -> list[str]:
-    """Quotations that nobody says."""
+    """Return the quotations that no message of the code matches."""
     quoted = [" ".join(x.split()) for x in QUOTED.findall(text)]
     return [x for x in quoted if not any(hears(saying, x) for saying in sayings)]
 

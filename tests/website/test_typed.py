@@ -1,4 +1,4 @@
-"""What pages have to be typed or written into files is what the command line and the job file take."""
+"""The command line and the job file accept all commands and files that pages show."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ STEPS_AN_EPOCH = 40
 STEPS = 10 * STEPS_AN_EPOCH
 SCRIPT = re.compile(r"(benchmarks|examples|jobs)/[\w/-]+\.(py|sh|sbatch)$")
 STANDS_FOR = {"gpt.toml": "examples/gpt_wikitext2.toml"}
-"""Job files that pages speak of without having them; all others are taken to be like the digits'."""
+"""Stand-ins for job files that pages mention but do not contain; digits.toml stands in for all others."""
 PACKAGES = ("accelerate", "lightning", "transformers")
-"""What scripts import in addition to hpcsgd; each needs a library of its own."""
+"""Packages other than hpcsgd that scripts import; each needs a library of its own."""
 HEAD = 'format = 1\n[machine]\nhosts = 2\nranks_per_host = 2\nbackend = "MPICH"\ndate = ""\nversions = {}\n'
 
 
 class Mistyped(Exception):
-    """A command that nothing takes."""
+    """Raised for a command with a file that does not exist."""
 
 
 def file_named(path: Path, made: str) -> Path:
-    """The file of the repository; what stands for it where it is the reader's own, or where the page makes it
-    (there is ``> path`` in `made`). Raises `Mistyped`."""
+    """Return the file in the repository, or a stand-in for a file of the reader or of the page.
+
+    The page makes a file if ``> path`` is in `made`. Raises `Mistyped`.
+    """
     if path.parts[0] in ("examples", "jobs", "benchmarks") and f"> {path}" not in made:
         if not (ROOT / path).is_file():
             raise Mistyped(f"{path}: there is no such file")
@@ -51,7 +53,7 @@ def file_named(path: Path, made: str) -> Path:
 
 
 def require_taken(words: list[str], made: str = "") -> None:
-    """Raises `CycloptsError`, `Mistyped` or `UserError`."""
+    """Check that `hpcsgd` accepts the arguments; raises `CycloptsError`, `Mistyped` or `UserError`."""
     function, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     given: dict[str, Any] = bound.arguments
     for value in given.values():
@@ -84,7 +86,7 @@ def typed(page: Path) -> Iterator[list[str]]:
 
 
 def mistyped(page: Path) -> list[str]:
-    """The commands of a page that are not taken, and why."""
+    """Return the commands of a page that are not accepted, with the reasons."""
     wrong = []
     for command in typed(page):
         words = of_hpcsgd(command)
@@ -99,7 +101,7 @@ def mistyped(page: Path) -> list[str]:
 
 
 def completed(block: Block) -> dict[str, Any]:
-    """The digits' job file with what a block says in the place of its own."""
+    """Return the job file of the digits, updated with the sections and keys of a block."""
     table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
     for name, section in tomllib.loads(block.text).items():
         whole = name in ("parallel", "lr_schedule") or "name" in section
@@ -155,7 +157,7 @@ def test_python_has_only_names_that_there_are(block: Block) -> None:
 
 
 def is_there(*parts: str) -> bool:
-    """Return whether the public names, or packages to be imported for themselves, lead to an object."""
+    """Return whether the public names, or separately imported packages, lead to an object."""
     found: Any = hpcsgd
     for part in parts:
         if not hasattr(found, part) and part in PACKAGES:

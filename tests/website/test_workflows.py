@@ -1,4 +1,4 @@
-"""Each part of the page about tools that start trainings works with the real tool, where it is installed."""
+"""Each part of the page about tools that start training works with the real tool, where it is installed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PAGE = (ROOT / "docs/workflows.md").read_text()
 HYDRA = ROOT / "examples/hydra_submitit"
 RANKS = 4
 PATIENCE = 400.0
-"""Seconds; tools start ranks that import torch anew."""
+"""Seconds that a test may take; ranks that a tool starts import torch each time."""
 HPCSGD = f"{shlex.quote(sys.executable)} -m hpcsgd"
 SNAKEMAKE = os.environ.get("SNAKEMAKE") or shutil.which("snakemake")
-"""It may be in an environment of its own."""
+"""The path of snakemake, which may be in a separate environment."""
 
 
 def block(language: str) -> str:
@@ -36,7 +36,7 @@ def block(language: str) -> str:
 
 
 def runnable(command: str) -> str:
-    """`command` with the programs of these tests."""
+    """Return `command` with the launcher and the Python of these tests."""
     return command.replace("mpiexec", programs.mpiexec()).replace("hpcsgd train", f"{HPCSGD} train")
 
 
@@ -65,7 +65,7 @@ def test_hydra_and_submitit_start_the_ranks(tmp_path: Path) -> None:
 
 
 def sweep_command(values: dict[str, Any]) -> list[str]:
-    """The command of the page's sweep for one training, as the agent makes it of `values`."""
+    """Return the command of the page's sweep for one training, as W&B's agent makes it from `values`."""
     sweep = yaml.safe_load(block("yaml"))
     assert values.keys() == sweep["parameters"].keys()
     filled = {"${program}": [sweep["program"]], "${args}": [f"--{key}={x}" for key, x in values.items()]}
@@ -113,7 +113,7 @@ NOTEBOOK = textwrap.dedent(
     )[0]
 )
 STEPS = {1: 16, 4: 4}
-"""Of the script by the number of ranks."""
+"""The steps that the script makes, by the number of ranks."""
 
 
 @pytest.mark.slow

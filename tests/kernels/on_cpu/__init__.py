@@ -1,6 +1,6 @@
-"""csrc/cuda/ as code of a CPU: the headers beside this file stand in for CUDA's.
+"""The code of csrc/cuda/, compiled for the CPU: headers in this folder stand in for those of CUDA.
 
-g++ knows neither `kernel<<<…>>>(…)` nor `__shared__`; these alone are put into other words before.
+g++ knows neither `kernel<<<…>>>(…)` nor `__shared__`; only these are rewritten before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHARED = re.compile(r"__shared__ ([\w: ]+) (\w+)((?:\[[^\]]+\])?);")
 
 
 def missing() -> str | None:
-    """Why nothing can be built here; `None` where it can."""
+    """Return why the kernels cannot be built here, or None if they can."""
     if platform.machine() != "x86_64":
         return f"threads of a grid take turns on x86-64 alone, not on {platform.machine()}"
     return None if shutil.which("g++") else "no g++"
@@ -35,7 +35,7 @@ def missing() -> str | None:
 
 @functools.cache
 def missing_sanitizers() -> str | None:
-    """Why g++ cannot build with the sanitizers here; `None` where it can."""
+    """Return why g++ cannot build with the sanitizers here, or None if it can."""
     with tempfile.TemporaryDirectory() as folder:
         done = programs.run(
             ["g++", *SANITIZERS, "-x", "c++", "-", "-o", f"{folder}/program"],
@@ -45,12 +45,12 @@ def missing_sanitizers() -> str | None:
 
 
 def sources() -> dict[str, str]:
-    """The files of csrc/cuda/ by their names."""
+    """Return the texts of the files of csrc/cuda/ by their names."""
     return {path.name: path.read_text() for path in sorted(CSRC.iterdir())}
 
 
 def in_plain_words(text: str) -> str:
-    """CUDA's C++ as that of g++."""
+    """Return CUDA C++ rewritten as C++ that g++ accepts."""
     text = LAUNCH.sub(r"launch(\2, \3, stream, [=] { \1(\4); });", text)
     text = SHARED.sub(r"static const grid::Shared<\1\3> \2_of_block; auto& \2 = *\2_of_block;", text)
     assert "<<<" not in text
@@ -59,7 +59,7 @@ def in_plain_words(text: str) -> str:
 
 
 def built(files: Mapping[str, str], *flags: str) -> Path:
-    """The shared object made of `files`; of the same ones only once, for all who ask in this checkout."""
+    """Return the shared library built from `files`; the same files are built only once per checkout."""
     files = {name: in_plain_words(text) for name, text in files.items()}
     files |= {
         path.name: path.read_text() for path in sorted(HERE.glob("*.*")) if path.suffix in (".h", ".cpp")

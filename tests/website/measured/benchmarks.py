@@ -1,4 +1,4 @@
-"""What benchmarks/README.md says of goals and of results that no other page has."""
+"""Figures in benchmarks/README.md about goals and about results that no other page has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/cluster.md says of strong scaling and of starts, and benchmarks/README.md of predictions."""
+"""Figures in docs/cluster.md about scaling and starts, and in benchmarks/README.md about predictions."""
 
 from __future__ import annotations
 

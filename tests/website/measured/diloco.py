@@ -1,4 +1,4 @@
-"""What docs/diloco.md says of loss against bytes."""
+"""Figures in docs/diloco.md about loss and bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINES = [
 
 
 def loss(groups: int, who: str) -> str:
-    """Over that of bsp, with the standard error over the seeds."""
+    """Return the ratio of a method's loss to that of bsp, with the standard error over the seeds."""
     found = result("bytes_at_quality")["rows"]
     apart = ratios(finals(found, who, groups), finals(found, BSP, groups), "test_loss")
     assert len(apart) == 3

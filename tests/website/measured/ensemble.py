@@ -1,4 +1,4 @@
-"""What docs/ensemble.md says of speed, accuracy and goodput, and benchmarks/README.md of faults."""
+"""Figures in docs/ensemble.md about speed, accuracy and goodput, and in benchmarks/README.md about faults."""
 
 from __future__ import annotations
 

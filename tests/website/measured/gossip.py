@@ -1,4 +1,4 @@
-"""What docs/gossip.md says of speed and accuracy."""
+"""Figures in docs/gossip.md about speed and accuracy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LINES = {
     "`async_sgd`": "async SGD",
 }
 HOURS = {"AR-SGD": 8.5, "D-PSGD": 4.9, "SGP": 3.2, "1-OSGP": 1.8, "AD-PSGD": 2.9}
-"""The paper's, on 16 hosts."""
+"""The paper's times on 16 hosts."""
 
 
 def straggling() -> float:
-    """Seconds that the straggler sleeps."""
+    """Return the seconds that the straggler sleeps per step."""
     return max(each["delay"] for each in rows("gossip") if "delay" in each)
 
 

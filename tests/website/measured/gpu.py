@@ -1,4 +1,4 @@
-"""What docs/gpu.md says of speed on one H200, and benchmarks/README.md of kernels."""
+"""Figures in docs/gpu.md about speed on one H200, and in benchmarks/README.md about kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def speed() -> str:
 
 
 def selected(of: str, rival: str) -> list[float]:
-    """In both runs, 1 % of so many elements."""
+    """Return, for both runs, the time of selecting 1 % of the elements over that of `rival`."""
     return [goal(f"gpu/{run}", f"{of} normal, 1.0%: ours over {rival}") for run in ("first", "second")]
 
 

@@ -1,4 +1,4 @@
-"""What docs/late.md says of time and accuracy."""
+"""Figures in docs/late.md about time and accuracy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def speed() -> str:
 
 
 def longer(rates: tuple[str, ...], model: str) -> str:
-    """By how many percent delayed steps are longer than computing alone."""
+    """Return by how many percent delayed steps take longer than computing alone."""
     return from_to(
         100 * (seconds(who, rate, model) / seconds("compute alone", rate, model) - 1)
         for rate in rates
@@ -67,7 +67,7 @@ def beyond_computing_25_million() -> str:
 
 
 def difference(who: str, task: str) -> str:
-    """How far behind `hierarchical`, with the standard error."""
+    """Return how far a method is behind `hierarchical`, with the standard error."""
     of = {each: figures(rows("late_accuracy", task=task, who=each), TASKS[task]) for each in (who, PLAIN)}
     apart, digits = behind(of[who], of[PLAIN], TASKS[task]), 4 if TASKS[task].by_loss else 2
     error = stdev(apart) / len(apart) ** 0.5

@@ -1,4 +1,4 @@
-"""What docs/muon.md says of time and memory."""
+"""Figures in docs/muon.md about time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/performance.md says of steps on one host."""
+"""Figures in docs/performance.md about steps on one host."""
 
 from __future__ import annotations
 

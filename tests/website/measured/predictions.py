@@ -1,4 +1,4 @@
-"""What pages say of predicted times and their errors: docs/plan.md, docs/simulate.md, docs/choosing.md."""
+"""Predicted times and their errors in docs/plan.md, docs/simulate.md and docs/choosing.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def crossover() -> str:
 
 
 def error(late: str) -> float:
-    """The largest one, in percent."""
+    """Return the largest error in percent."""
     return 100 * max(abs(each["error"]) for each in rows("simulation_error", late=late))
 
 

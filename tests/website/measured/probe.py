@@ -1,4 +1,4 @@
-"""What docs/probe.md says of its answers and of their cost."""
+"""Figures in docs/probe.md about its answers and their cost."""
 
 from __future__ import annotations
 

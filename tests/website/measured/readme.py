@@ -1,4 +1,4 @@
-"""What the README says of performance."""
+"""Figures in the README about performance."""
 
 from __future__ import annotations
 

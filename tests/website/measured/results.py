@@ -1,6 +1,6 @@
-"""Rows of the results in benchmarks/results, and how pages write what follows from them.
+"""Rows of the results in benchmarks/results, and functions that format them as pages do.
 
-Each other module of this folder is about one page or two. It has a function per table or sentence, which
+Each other module of this folder covers one page or two. It has a function per table or sentence, which
 returns what the page must say: a table without its first two lines, or a part of a sentence.
 """
 
@@ -23,7 +23,7 @@ def result(name: str) -> dict[str, Any]:
 
 
 def rows(name: str, **where: object) -> list[Row]:
-    """The rows of a result that have these values."""
+    """Return the rows of a result that have these values."""
     return [row for row in result(name)["rows"] if row.items() >= where.items()]
 
 
@@ -33,7 +33,7 @@ def row(name: str, **where: object) -> Row:
 
 
 def goal(name: str, of: str) -> float:
-    """The value of the one goal whose name has `of`."""
+    """Return the value of the only goal whose name contains `of`."""
     (only,) = (each["value"] for each in result(name)["goals"] if of in each["name"])
     return only
 
@@ -43,12 +43,12 @@ def table(lines: Iterable[Iterable[object]]) -> str:
 
 
 def signed(number: float, digits: int) -> str:
-    """With the sign that prose has."""
+    """Return the number as text, with a typographic minus sign."""
     return f"{number:.{digits}f}".replace("-", "−")
 
 
 def over(ratio: float, digits: int = 2) -> str:
-    """A ratio; that of the baseline itself has no decimals."""
+    """Return a ratio as text; that of the baseline itself has no decimals."""
     return "1" if ratio == 1 else f"{ratio:.{digits}f}"
 
 
@@ -63,6 +63,6 @@ def with_quartiles(spread: Row, digits: int = 3) -> str:
 
 
 def from_to(numbers: Iterable[float], digits: int = 0, between: str = " to ") -> str:
-    """The smallest and the largest one."""
+    """Return the smallest and the largest number as text."""
     ordered = sorted(numbers)
     return f"{ordered[0]:.{digits}f}{between}{ordered[-1]:.{digits}f}"

@@ -1,4 +1,4 @@
-"""What docs/selsync.md says of speed, partitions and labels."""
+"""Figures in docs/selsync.md about speed, partitions and labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BY_LABEL = {
     "SelSync δ = 0.3, injection (0.5, 0.5)": "SelSync (0.5, 0.5, 0.3)",
 }
 LSSR = {"BSP": "0", "SSP s = 100": "–"}
-"""Of those that have none."""
+"""The text for contestants without a measured LSSR."""
 
 
 def cells(who: str) -> list[str]:

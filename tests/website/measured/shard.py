@@ -1,4 +1,4 @@
-"""What docs/shard.md says of time."""
+"""Figures in docs/shard.md about time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/sparse.md says of time, density and accuracy."""
+"""Figures in docs/sparse.md about time, density and accuracy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exchange() -> str:
 
 
 def trained(who: str, task: str) -> list[str]:
-    """What was sent, over the density that was set, and the accuracy."""
+    """Return the sent density as a ratio to the one that was set, and the accuracy."""
     each = row("density", who=who, task=task)
     perplexity = f" ({each['perplexity']:.1f})" if "perplexity" in each else ""
     sent = "" if who == "dense" else f"{each['ratio']:.2f}"
