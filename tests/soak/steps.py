@@ -26,7 +26,7 @@ ENTRIES = {**REFERENCES, **EXCEPTIONS}
 RANKS, P = 4, 2
 SAMPLES = 48
 PERIOD = 12
-"""Samples are taken at multiples of this many steps. It is 3 or 4 times each `sync_every` of the table."""
+"""Samples are taken at multiples of this many steps, a multiple of the usual `sync_every` in the table."""
 WARM_UP = 0.25
 """The fraction of steps at the start without samples, because some memory is allocated only once."""
 

@@ -57,7 +57,7 @@ def shifted(text: str) -> list[str]:
 
 
 def table_of_a_plan(lines: list[str]) -> list[str]:
-    """The rows below the head of the table, except "…"."""
+    """Return the rows below the head of the table, except "…"."""
     rows = itertools.takewhile(lambda line: not line.startswith("recommended"), lines[1:])
     return [row for row in rows if row != "…"] if lines[0] == HEAD else []
 
