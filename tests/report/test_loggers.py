@@ -312,7 +312,7 @@ def _logged_by_wandb(file: Path) -> list[tuple[int, float]]:
             item.key or "/".join(item.nested_key): json.loads(item.value_json)
             for item in kinds.Record.FromString(data).history.item
         }
-        if "meeting/distance" in items:
+        if "sync/distance" in items:
             found.append((items["at_step"], items["sync/distance"]))
     return found
 
