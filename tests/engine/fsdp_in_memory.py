@@ -1,11 +1,11 @@
-"""A job of ranks that train a model which torch shards, and say what memory that took them.
+"""A job whose ranks train a model sharded by torch and report how much memory they used.
 
     mpiexec -n N python fsdp_in_memory.py peaks P WHO...
     mpiexec -n N python fsdp_in_memory.py limited P [DTYPE]   # or: whole P
 
-The kernel counts: of the resident pages the most that there were at once (VmHWM), from which those before the
-model are taken away. That is all of a rank's memory, that of gloo and MPI included. Large blocks are mapped
-each by itself, so that what is freed is gone.
+The peak is the kernel's count of resident bytes (VmHWM) minus the resident bytes before the model was made.
+It includes all memory of a rank, also that of gloo and MPI. Large blocks are mapped separately, so that
+freed memory goes back to the kernel.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from hpcsgd.core.fsdp import local
 WIDTH, LAYERS = 1024, 24
 BLOCK = 4 * WIDTH**2
 WHOLE = LAYERS * BLOCK
-"""Bytes of a layer, of the model."""
+"""Bytes of the model; it has LAYERS layers of BLOCK bytes."""
 TRAINED = 4 * WHOLE
-"""Of its parameters, gradients, and both moments of AdamW."""
+"""Bytes of the parameters, the gradients and both moments of AdamW."""
 STACK = 8 * 2**20
-"""Of the thread that sends for the optimizer: memory that it has and hardly uses."""
+"""Bytes of the communication thread's stack, which is reserved and hardly used."""
 EPS = {torch.float32: 1e-2, torch.float64: 1e-8}
-"""AdamW's; the usual one makes steps of rounding errors in float32, where there is hardly a gradient."""
+"""AdamW's ε.
+
+With the usual value, float32 rounding errors would become steps where gradients are almost zero.
+"""
 MMAP_THRESHOLD, LARGE = -3, 1 << 16
 EVERY = 2
 LIBC = ctypes.CDLL(None)
@@ -48,8 +51,11 @@ METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
 
 
 def model(topology: hpcsgd.Topology | None, layers: int = LAYERS) -> nn.Module:
-    """Of torch's default type, a layer of about BLOCK bytes. Never whole where it is sharded over the groups
-    of `job`: the values come layer by layer, the same however it is cut."""
+    """Return a model of torch's default dtype, with layers of about BLOCK bytes.
+
+    If `topology` is given, the model is sharded over its group and never whole on a rank. The values are
+    drawn layer by layer and do not depend on the sharding.
+    """
     n = width()
     with torch.device("meta"):
         net = nn.Sequential(*(nn.Linear(n, n, bias=False) for _ in range(layers)))
@@ -74,7 +80,7 @@ def rows(whole: Tensor, topology: hpcsgd.Topology | None) -> Tensor:
 
 
 def steps(net: nn.Module, optimizer: optim.Optimizer, rank: int) -> Iterator[None]:
-    """As in a usual loop: gradients are dropped when the next forward pass begins."""
+    """Train step by step as a usual loop does: gradients are dropped just before the next forward pass."""
     t = 0
     while True:
         x = torch.randn(4, width(), generator=torch.Generator().manual_seed(1000 * t + rank))
@@ -96,13 +102,13 @@ def training(
 
 
 def status(name: str) -> int:
-    """Bytes, of this process."""
+    """Return a memory field of this process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def start_counting() -> int:
-    """Resident now; the most that there is at once is counted from here."""
+    """Return the resident bytes, and reset the kernel's peak so that it counts from here."""
     gc.collect()
     LIBC.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -110,8 +116,8 @@ def start_counting() -> int:
 
 
 def peak(topology: hpcsgd.Topology, who: str) -> dict[str, int]:
-    """Most bytes at once, of the steps without a meeting and of those with one, and of an evaluation."""
-    net, optimizer = training(topology, who, layers=3)  # buffers of the libraries, code
+    """Return the peak bytes of steps without and with a synchronization, and of an evaluation."""
+    net, optimizer = training(topology, who, layers=3)  # libraries allocate buffers and load code
     warm = steps(net, optimizer, topology.rank)
     for _ in range(2 * EVERY):
         next(warm)
@@ -146,8 +152,10 @@ def peaks(P: int, names: list[str]) -> None:
 
 
 def limited(P: int, sharded: bool) -> None:
-    """With a third of the memory that all of the training takes, and `STACK`; then once more, with as much as
-    there is and not sharded."""
+    """Train with a third of the memory that the training takes, plus `STACK`.
+
+    Then train again without the limit and without sharding, and compare.
+    """
     topology = hpcsgd.init(groups=P, timeout_s=60)
     net, optimizer = training(topology, "hierarchical", layers=3, sharded=sharded)
     next(steps(net, optimizer, topology.rank))

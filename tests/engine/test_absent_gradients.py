@@ -1,7 +1,7 @@
-"""Parameters without a gradient: as in plain torch and in DistributedDataParallel, for every P × K.
+"""Missing gradients are handled as in plain torch and DistributedDataParallel, for every P × K.
 
-A frozen parameter stays bit for bit as it is. One that no rank has a gradient for is skipped, and a rank
-without a gradient counts as having zero where another rank has one.
+A frozen parameter keeps its bits. A parameter for which no rank has a gradient is skipped. If only some ranks
+have a gradient, it counts as zero on the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GRAD_REDUCES = {"shards": bsp, "whole": lambda: bsp(AllReduce())}
 
 
 class Experts(nn.Module):
-    """Which of two layers is used depends on the step and on the rank; a third is never used."""
+    """A model in which the step and the rank decide which of two layers are used. A third is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Experts(nn.Module):
 
 
 def used(t: int, rank: int) -> list[int]:
-    """Both ranks use one, one rank uses one, nobody uses any."""
+    """Return the layers in use. By turns all ranks use some layers, only some ranks do, or none does."""
     return [[0, 1], [0] if rank else [], [1], []][t % 4]
 
 
@@ -95,7 +95,7 @@ def experts_are_as_in_one_process(
 
     for w, without in run(P * K, train):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
-        # A position sees what groups made of its own chunk alone.
+        # A rank sees the result of the groups' reduction only for its own shard.
         assert early or without == [p.grad is None for p in net.experts.parameters()]
 
 
@@ -112,7 +112,7 @@ def test_experts_that_some_ranks_or_no_rank_uses(
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.ranks(2)
 def test_experts_that_some_groups_or_no_group_uses(run, kind: str) -> None:
-    """Groups bring their gradients together once each has those of its own."""
+    """Groups average their gradients after each has averaged those of its own ranks."""
     experts_are_as_in_one_process(run, 2, 1, kind, lambda: selsync(0.0, aggregate=gradients))
 
 
@@ -121,7 +121,7 @@ def test_experts_that_some_groups_or_no_group_uses(run, kind: str) -> None:
 def test_experts_that_a_whole_group_does_not_use(
     run, monkeypatch: pytest.MonkeyPatch, grad_reduce: GradReduce
 ) -> None:
-    """Its gradients are missing when they are averaged in the group, and when the update begins."""
+    """The gradients of one group are missing in its own reduction and at the beginning of the update."""
     monkeypatch.setattr(f"{__name__}.used", lambda t, rank: [t % 2] if rank < 2 else [])
     method = lambda: selsync(0.0, aggregate=gradients, grad_reduce=grad_reduce)  # noqa: E731
     experts_are_as_in_one_process(run, 2, 2, "adamw", method, early=True)
@@ -133,7 +133,7 @@ TABLE = {**REFERENCES, **EXCEPTIONS}
 @pytest.mark.parametrize("label", TABLE)
 @pytest.mark.ranks(6)
 def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
-    """By every method of the table: groups have trained apart when the layer is frozen."""
+    """A frozen layer keeps its bits with every method. The groups' models differ when it is frozen."""
     case = TABLE[label]
 
     def train(world: Communicator) -> tuple[bool, bool, Tensor]:
@@ -265,7 +265,7 @@ def test_frozen_on_one_rank_alone_after_clipping_is_refused() -> None:
 
 
 def test_frozen_on_one_rank_and_unused_on_the_other_is_refused_too() -> None:
-    """No rank has a gradient, but for another reason."""
+    """No rank has a gradient, but the reasons differ between ranks."""
 
     def body(world: Communicator) -> None:
         net = Experts()
@@ -283,7 +283,7 @@ def test_frozen_on_one_rank_and_unused_on_the_other_is_refused_too() -> None:
     [
         (Presence.MISSING, Presence.DROPPED, {0: Presence.DROPPED}),
         (Presence.FROZEN, Presence.FROZEN, {0: Presence.FROZEN}),
-        (Presence.THERE, Presence.MISSING, {}),  # even if it is zero
+        (Presence.THERE, Presence.MISSING, {}),  # even if the gradient is zero
     ],
 )
 def test_what_two_ranks_have_together(
@@ -340,7 +340,7 @@ def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:
 
 @pytest.mark.ranks(2)
 def test_what_a_gradient_reduction_has_kept_is_not_lost_with_the_gradient(run) -> None:
-    """Error feedback sends elements of a layer that is not used any more, until nothing is left."""
+    """Error feedback sends the rest of the gradient of a layer that is not used any more."""
 
     def train(world: Communicator) -> list[float]:
         net: Any = make_model()
@@ -364,7 +364,7 @@ def test_what_a_gradient_reduction_has_kept_is_not_lost_with_the_gradient(run) -
 
 @pytest.mark.ranks(2)
 def test_where_a_gradient_reduction_has_a_memory_a_missing_gradient_is_zero(run) -> None:
-    """On all ranks, whether anything of earlier ones comes or not: weights decay."""
+    """Weights decay if all ranks lack the gradient, whether error feedback sends anything or not."""
 
     def train(world: Communicator) -> Tensor:
         net: Any = make_model()

@@ -1,5 +1,4 @@
-"""Ranks that do not do the same: one line that says which rank is in what, before anything wrong is
-learnt."""
+"""If ranks make different calls, all get one line that names the calls before a wrong update is made."""
 
 from __future__ import annotations
 
@@ -54,8 +53,10 @@ ALONE: dict[str, Callable[[nn.Module, Any], object]] = {
 @pytest.mark.parametrize("call", ALONE)
 @pytest.mark.parametrize("K", [3, 2])
 def test_a_call_on_one_rank_alone_between_backward_and_step(K: int, call: str) -> None:
-    """The others are in `step()`: it is the first call of both after the gradients were sent. Every rank says
-    so."""
+    """The other ranks are in `step()`.
+
+    Both calls are the first after the gradients were sent, and every rank reports the difference.
+    """
     named = call.replace("()", r"\(\)")
     line = rf"rank 0 is in step\(\) after 2 updates, but rank {K - 1} is in {named} after 2 updates"
 
@@ -89,7 +90,7 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
-    """Group 1 has made a step that no other has, so that it synchronizes after another number of updates."""
+    """Group g starts at step 2g, so the groups would synchronize after different numbers of updates."""
 
     def body(world: Communicator) -> None:
         net, optimizer = made(world, 3, METHODS[method])
@@ -115,7 +116,7 @@ def test_updates_before_a_synchronization_are_told() -> None:
 
 
 def test_nobody_gets_a_bucket_before_the_agreement() -> None:
-    """There are more of them than travel at once."""
+    """No bucket is averaged before ranks agree, although there are more buckets than are sent at once."""
 
     def body(world: Communicator) -> None:
         net = make_model()
@@ -147,7 +148,7 @@ def test_learning_rates_that_come_to_differ(method: str, P: int, K: int) -> None
 
 
 def test_a_rank_that_leaves_a_step_out_on_its_own() -> None:
-    """It forgets gradients that the other one uses."""
+    """One rank discards gradients that the other one uses."""
 
     def body(world: Communicator) -> None:
         net, optimizer = made(world, 1, hpcsgd.bsp)
@@ -214,7 +215,10 @@ def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(
 
 
 def test_nothing_is_updated_before_ranks_agree() -> None:
-    """Not even by buckets that arrive early: who catches the error has the model of the step before."""
+    """Buckets that arrive early are not updated either.
+
+    If the error is caught, the model is that of the step before.
+    """
 
     def body(world: Communicator) -> bool:
         net = make_model()

@@ -1,4 +1,4 @@
-"""Ranks that were given unlike models, optimizers, methods or options are told so when they wrap."""
+"""Ranks with different models, optimizers, methods or options get an error when they wrap the optimizer."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_only_the_first_ranks_are_named() -> None:
 
 
 class Unlike:
-    """Of large objects the type counts, and no address."""
+    """A large object, of which the description has the type and no address."""
 
 
 def mine(s: object) -> bool:
@@ -179,13 +179,13 @@ def test_values_in_words() -> None:
     assert in_words(partial(mine, 3)) == f"{__name__}.mine with (3) and {{}}"
     assert in_words(torch.zeros(3, 2)) == "a tensor of (3, 2), torch.float32"
     assert "0x" not in in_words(torch.Generator())
-    assert in_words({"a": {8, 1}}) == "{'a': (1, 8)}"  # a set has them in the other order
+    assert in_words({"a": {8, 1}}) == "{'a': (1, 8)}"  # a set may have them in the other order
     assert in_words(slice("a" * SHORT)) == "builtins.slice"
     assert in_words(list) == "builtins.list"
 
 
 def every_method() -> dict[str, Method]:
-    """One of each, with parts as they can be chosen."""
+    """Return one method of each kind, with various parts."""
     sparse = hpcsgd.Sparse(hpcsgd.SIDCo(0.1))
     packed = hpcsgd.Quantized(hpcsgd.quantizers.int8(), hpcsgd.quantizers.bf16())
     return {
@@ -200,7 +200,7 @@ def every_method() -> dict[str, Method]:
 
 @pytest.mark.parametrize("name", every_method())
 def test_parts_keep_what_they_are_made_with_by_name(name: str) -> None:
-    """Or else two ranks that chose otherwise would not be found out."""
+    """Otherwise a difference in an argument between two ranks would not be found."""
     for role, part in every_method()[name].by_role():
         if not dataclasses.is_dataclass(part) and type(part).__init__ is not object.__init__:
             assert list(settings(part)) == list(inspect.signature(type(part)).parameters), role
@@ -215,7 +215,10 @@ def test_methods_made_alike_are_alike(name: str) -> None:
 
 @pytest.mark.parametrize("n", [2])
 def test_what_a_method_remembers_may_differ(run, n: int) -> None:
-    """A method goes on with another optimizer once its own is gone; what it knows is of this rank alone."""
+    """A method may be used again after its optimizer was deleted.
+
+    What it has stored may differ between ranks.
+    """
 
     def twice(world: Communicator) -> float:
         topology, method = form(world, groups=n), hpcsgd.adacomm(2, 2)

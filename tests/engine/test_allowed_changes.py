@@ -1,4 +1,4 @@
-"""What may be done to a model and its optimizer after the wrapping: it trains as without."""
+"""Changes of a model and its optimizer that are allowed after wrapping do not change the training."""
 
 from __future__ import annotations
 

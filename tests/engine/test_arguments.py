@@ -1,4 +1,4 @@
-"""Arguments in the wrong place, or of the wrong kind, are told in one line that names them."""
+"""Arguments in the wrong place or of the wrong kind are reported in one line that names them."""
 
 from __future__ import annotations
 

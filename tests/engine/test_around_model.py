@@ -1,4 +1,4 @@
-"""DistributedDataParallel or FSDP1 around a model, put there before or after the wrapping, is refused."""
+"""DistributedDataParallel or FSDP1 around a model is refused, before and after wrapping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.ranks(4)]
 
 
 class Own(DistributedDataParallel):
-    """A class of the script."""
+    """A subclass that a user's script defines."""
 
 
 def larger(net: nn.Module) -> nn.Module:
@@ -65,7 +65,7 @@ def wrap(net: nn.Module, topology: Topology, **options: Any) -> DistributedOptim
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """FSDP1 warns that it is old."""
+    """Suppress FSDP1's deprecation warning."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -105,7 +105,7 @@ def test_after_the_wrapping(run, kind: str, overlap: bool, steps: int) -> None:
 
 
 def test_a_wrapper_or_an_optimizer_that_is_gone(run) -> None:
-    """Also where it refers to itself, so that only a garbage collection frees it."""
+    """A deleted wrapper or optimizer is ignored, even if only a garbage collection can free it."""
 
     def body(world: Communicator) -> None:
         topology, net = form(world, 2), make_model()

@@ -1,4 +1,4 @@
-"""What would be trained by nobody, or by one rank alone, is an error."""
+"""A parameter that no rank would train, or only one rank, is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def assigned(net: nn.Module) -> None:
 
 
 def overwritten(net: nn.Module) -> None:
-    """What `.to()` does where torch was told so: the setting is of all threads."""
+    """Replace parameters as `.to()` does if torch is set to overwrite them.
+
+    The test does not use that setting, because it affects all threads.
+    """
     for module in net.modules():
         for name, param in module.named_parameters(recurse=False):
             module._parameters[name] = nn.Parameter(param.detach().clone(), param.requires_grad)

@@ -1,4 +1,4 @@
-"""The mean model, for as long as a block lasts."""
+"""Inside `averaged_model()` the model has the mean of the groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
             inside, mean_statistics = vector(net), net[2].running_mean.clone()
         assert torch.equal(before, vector(net))
         assert torch.equal(statistics, net[2].running_mean)
-        expected = one_step(net, optimizer, topology, 3)  # training goes on undisturbed
+        expected = one_step(net, optimizer, topology, 3)  # training continues undisturbed
         assert not torch.equal(expected, before)
         return before, statistics, inside, mean_statistics, D
 
@@ -50,7 +50,7 @@ def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1)])
 def test_what_the_block_writes_is_undone(run, P: int, K: int) -> None:
-    """Also where there is one group, which has no mean to make."""
+    """Writes in the block are undone, even with one group, where there is nothing to average."""
 
     def written(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world, groups=P), with_statistics()
@@ -68,7 +68,7 @@ def test_what_the_block_writes_is_undone(run, P: int, K: int) -> None:
 
 
 class Assigning(nn.Module):
-    """Its forward pass gives it another buffer instead of writing into the one that it had."""
+    """A model whose forward pass assigns a new buffer instead of writing into the old one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_a_buffer_that_one_rank_alone_has(run, n: int) -> None:
 
 
 class Halves(nn.Module):
-    """Models of which a rank trains one: their gradients leave at other times than those of other groups."""
+    """Several models, of which a rank trains one, so that groups send their gradients at different times."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -146,7 +146,10 @@ def test_while_gradients_travel(
     method: Callable[[], Method],
     what: Callable[[DistributedOptimizer], object],
 ) -> None:
-    """On the same communicators: neither comes in the other's way, nor between the passes of a step."""
+    """Collectives on the same communicators do not disturb the reduction of gradients.
+
+    This also holds between the backward passes of a step.
+    """
 
     def trained(world: Communicator) -> list[Tensor]:
         topology = form(world, groups=P)

@@ -1,4 +1,4 @@
-"""What is refused inside `averaged_model()`, and after some of the backward passes of a step."""
+"""Calls that are refused inside `averaged_model()` and between the backward passes of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = pytest.mark.parametrize(("P", "K"), [(2, 1), (1, 2), (2, 2)])
 
 
 class WithEval(optim.SGD):
-    """As Schedule-Free, it has methods that change the weights."""
+    """An optimizer with methods that change the weights, as Schedule-Free has."""
 
     def eval(self) -> None:
         for group in self.param_groups:

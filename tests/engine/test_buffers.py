@@ -1,4 +1,4 @@
-"""Buffers and frozen parameters of any kind are shared at the start, averaged or left alone, and saved."""
+"""Buffers and frozen parameters of any kind are broadcast at the start, averaged or left alone, and saved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compressed(rank: int, layout: torch.layout) -> Tensor:
     x = drawn(rank, 4, 6).clamp(min=0)
     blocks = (2, 3) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls them a beta
+        warnings.simplefilter("ignore")  # torch warns that these layouts are in beta
         return x.to_sparse(layout=layout, blocksize=blocks)
 
 
@@ -91,7 +91,7 @@ def bits(x: Tensor) -> list[Any]:
 
 
 def become(buffer: Tensor, kind: str, rank: int) -> None:
-    """As a forward pass makes it, which is another one on each rank."""
+    """Change the buffer as a forward pass would, differently on each rank."""
     made = KINDS[kind](rank + 100)
     if buffer.layout == torch.strided:
         buffer.copy_(made)
@@ -189,7 +189,7 @@ def test_kinds_that_differ_between_ranks_are_told() -> None:
 
 
 class Quantizer(nn.Module):
-    """A codebook that follows what a rank sees, and a queue of the last samples with its pointer."""
+    """A codebook that follows the samples of a rank, and a queue of the last samples with its pointer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def test_a_group_goes_on_from_the_buffers_of_its_first_rank(run, P: int, K: int,
 
 
 def test_an_expanded_buffer_of_a_forward_pass_is_broadcast() -> None:
-    """All its elements are one in memory: nothing can be written there."""
+    """All elements of an expanded buffer share one place in memory, so it cannot be written in place."""
 
     def body(world: Communicator) -> list[float]:
         net = Quantizer()

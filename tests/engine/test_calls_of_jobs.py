@@ -1,4 +1,4 @@
-"""Jobs of MPI processes whose ranks do not make the same calls: they end within seconds, with one line."""
+"""MPI jobs whose ranks make different calls end within seconds, with one line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(steps):
 train(3)
 {body}
 """
-CASES = {  # groups, what follows three steps, and what is said
+CASES = {  # number of groups, code after three steps, and the expected message
     "clips alone": (
         1,
         "model(torch.ones(4, 3)).sum().backward()\n"

@@ -1,4 +1,4 @@
-"""Several optimizers as one: what torch, schedulers and scalers make of it."""
+"""Several optimizers work as one with torch, schedulers and scalers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def steps(net: nn.Module, step: Callable[[], object], first: int, last: int) -> 
 
 
 def test_it_does_what_its_parts_do() -> None:
-    """With a scheduler, too."""
+    """The chain makes the updates of its parts, also with a scheduler."""
     apart, together = make_model(), make_model()
     mine, joined = parts(apart), ChainedOptimizer(*parts(together))
     schedulers = [optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (*mine, joined)]
@@ -130,7 +130,7 @@ def test_it_goes_inside() -> None:
 
 
 class Kinds(nn.Module):
-    """Embeddings, convolutions, hidden layers, an output."""
+    """A model with embeddings, convolutions, hidden layers and an output."""
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()

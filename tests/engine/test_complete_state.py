@@ -1,4 +1,4 @@
-"""`consolidate_state_dict(to)`: one rank saves the state of all, and each finds its own in it."""
+"""After `consolidate_state_dict(to)` one rank saves the state of all, and each rank loads its own from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def momentum(net: nn.Module) -> optim.Optimizer:
 
 
 class Counting(optim.Optimizer):
-    """Has numbers in its groups, as Prodigy, and one in its state, as MADGRAD; it needs whole parameters."""
+    """An optimizer with numbers in its groups, as Prodigy, and one in its state, as MADGRAD.
+
+    It needs whole parameters.
+    """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -53,7 +56,7 @@ def train(net: nn.Module, optimizer: DistributedOptimizer, steps: range) -> None
 
 
 def saved_by_one(optimizer: DistributedOptimizer, to: int, folder: Path) -> dict[str, Any]:
-    """What is usually written, with a rank that alone asks for the state and saves it."""
+    """Save the state as scripts usually do, with `state_dict()` on one rank alone, and load it on all."""
     world = optimizer.topology.world
     optimizer.consolidate_state_dict(to)
     if world.rank == to:
@@ -66,7 +69,10 @@ def saved_by_one(optimizer: DistributedOptimizer, to: int, folder: Path) -> dict
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)])
 @pytest.mark.parametrize("method", METHODS)
 def test_training_goes_on_to_the_same_bits(run, tmp_path: Path, method: str, P: int, K: int) -> None:
-    """By every method; each rank has its own weights again, and all read one file."""
+    """All methods continue with the same bits from one file that all ranks read.
+
+    Each rank loads its own weights.
+    """
     case, to = REFERENCES[method], P * K - 1
 
     def body(world: Communicator) -> None:
@@ -110,13 +116,13 @@ def test_states_of_optimizers(run, tmp_path: Path, P: int, K: int, method: str, 
         one.steps(BEFORE)
         weights, own = copy.deepcopy(one.net.state_dict()), copy.deepcopy(one.optimizer.state_dict())
         state = saved_by_one(one.optimizer, 0, tmp_path)
-        other.steps(1)  # what it has is replaced
+        other.steps(1)  # loading replaces this state
         other.net.load_state_dict(weights)
         other.optimizer.load_state_dict(state)
         found = other.optimizer.state_dict()
         assert found["param_groups"] == own["param_groups"]
         for each in (found, own):
-            del each["hpcsgd"]["saved_by"]  # it has no value to compare
+            del each["hpcsgd"]["saved_by"]  # this key has no counterpart to compare with
         for key in ("state", "hpcsgd"):
             torch.testing.assert_close(found[key], own[key], rtol=0, atol=0)
 
@@ -125,7 +131,7 @@ def test_states_of_optimizers(run, tmp_path: Path, P: int, K: int, method: str, 
 
 @pytest.mark.ranks(2)
 def test_numbers_that_an_optimizer_has_for_each_group(run, tmp_path: Path) -> None:
-    """Those that all groups share are those of the file, where a script may change them."""
+    """Numbers that all groups share are loaded from the file, where a script may have changed them."""
 
     def body(world: Communicator) -> None:
         topology = form(world, 2)
@@ -177,7 +183,7 @@ def test_one_rank_has_the_state_until_the_next_step(run) -> None:
         train(net, optimizer, range(2, 3))
         if world.rank == 0:
             assert before["hpcsgd"]["t"] == 2
-        assert "ranks" not in optimizer.state_dict()["hpcsgd"]  # of this rank, by all
+        assert "ranks" not in optimizer.state_dict()["hpcsgd"]  # each rank's own
         optimizer.consolidate_state_dict()
         optimizer.average_models()
         state = optimizer.state_dict()

@@ -1,4 +1,4 @@
-"""Complex parameters train as in plain torch: as pairs of reals, which nobody but the flat vectors sees."""
+"""Complex parameters train as in plain torch, as pairs of real numbers, which only the flat vectors show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2), (3
 BY_PLACE = {
     label for label in REFERENCES if any(x in label for x in ("few bits", "DEFT", "ExDyna", "sparse"))
 }
-"""What these send goes by where an element lies, so that buckets have to be those of the reference."""
+"""These methods select elements by their positions, so the buckets have to be those of the reference."""
 OFTEN = {
     "bsp",
     "hierarchical",
@@ -33,7 +33,7 @@ OFTEN = {
 
 
 def adamw(params: Any) -> optim.Optimizer:
-    """With an ε that does not make much of little, such as rounding."""
+    """Return AdamW with an ε so large that rounding errors do not become steps."""
     return optim.AdamW(params, lr=0.01, weight_decay=0.1, eps=0.01)
 
 
@@ -61,8 +61,10 @@ def in_groups(net: nn.Module) -> list[dict[str, Any]]:
 
 
 class Moduli(optim.Optimizer):
-    """Adam as operator libraries have it: the second moment of a complex element is of its absolute value,
-    and a real number."""
+    """Adam as libraries for neural operators have it.
+
+    The second moment of a complex element is that of its absolute value, a real number.
+    """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -83,7 +85,7 @@ class Moduli(optim.Optimizer):
 )
 @SHAPES
 def test_methods_train_pairs_of_reals(run, monkeypatch, method: str, P: int, K: int) -> None:
-    """As what is written down in plain torch trains the same numbers in real parameters."""
+    """Complex parameters train as the plain-torch reference trains the same numbers in real parameters."""
     case, mixed = REFERENCES[method], method not in BY_PLACE
     make = adamw if mixed and not case.plain_sgd else lambda params: optim.SGD(params, lr=0.1)
     as_references(monkeypatch, mixed=mixed)
@@ -97,7 +99,7 @@ def test_methods_train_pairs_of_reals(run, monkeypatch, method: str, P: int, K: 
 
 
 Between = Callable[[nn.Module, optim.Optimizer], object]
-"""What happens between backward() and step()."""
+"""A change made between `backward()` and `step()`."""
 
 
 def clipped(order: float) -> Between:
@@ -127,7 +129,7 @@ def trained(
     dtype: torch.dtype = torch.float64, between: Between | None = None, passes: int = 1, frozen: bool = False,
     by_groups: bool = False, **options: Any,
 ) -> Tensor:  # fmt: skip
-    """What `plain` comes to, by all ranks together."""
+    """Train as `plain` does, on all ranks together, and return the parameters."""
     net = Operator(pairs=False, dtype=dtype, seed=world.rank)
     net.lift.requires_grad_(not frozen)
     inner = make(in_groups(net) if by_groups else list(net.parameters()))
@@ -143,7 +145,7 @@ def plain(
     N: int, make: Callable[[Any], optim.Optimizer], *, dtype: torch.dtype = torch.float64,
     between: Between | None = None, passes: int = 1, frozen: bool = False, by_groups: bool = False,
 ) -> Tensor:  # fmt: skip
-    """One process of plain torch on complex parameters, on the batch of N ranks."""
+    """Train complex parameters in one process of plain torch on the batch of N ranks; return them."""
     net = Operator(pairs=False, dtype=dtype)
     net.lift.requires_grad_(not frozen)
     optimizer = make(in_groups(net) if by_groups else list(net.parameters()))
@@ -168,7 +170,7 @@ def steps(
             x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
             (loss(net, x, y) / passes).backward()
         if between is clipped_by_torch or not isinstance(optimizer, DistributedOptimizer):
-            resolve(net)  # torch's optimizers, and its clipping of lists, do not take it
+            resolve(net)  # torch's optimizers and its clipping of lists do not support unresolved conjugates
         if between is not None:
             between(net, optimizer)
         optimizer.step()
@@ -222,7 +224,10 @@ def test_single_precision(run, P: int, K: int) -> None:
 
 @SHAPES
 def test_gradients_that_are_replaced(run, P: int, K: int) -> None:
-    """By conjugated ones, after they have been averaged; others are dropped, and not updated then."""
+    """A script may replace averaged gradients by conjugated ones.
+
+    Parameters whose gradients it drops are not updated.
+    """
 
     def replaced(net: nn.Module, optimizer: optim.Optimizer) -> None:
         if isinstance(optimizer, DistributedOptimizer):
@@ -242,7 +247,10 @@ def test_gradients_that_are_replaced(run, P: int, K: int) -> None:
 @pytest.mark.parametrize("method", [bsp, lambda: hierarchical(2)])
 @SHAPES
 def test_a_gradient_on_some_ranks_alone(run, P: int, K: int, method: Callable[[], Any]) -> None:
-    """Others count as having zero; where nobody has one the parameter stays as it is, momentum or not."""
+    """The gradient counts as zero on the other ranks.
+
+    If no rank has one, the parameter stays unchanged, momentum or not.
+    """
 
     def one(world: Communicator) -> tuple[list[Tensor], Tensor]:
         net = nn.ParameterList([torch.ones(3, dtype=torch.complex128) for _ in range(3)])

@@ -1,4 +1,4 @@
-"""Where complex parameters lie, what of the state of their optimizer is seen, and what is refused."""
+"""The memory of complex parameters, the state of their optimizer, and what is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def same_states(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 @SHAPES
 def test_an_element_is_a_complex_number_for_elementwise_optimizers(run, P: int, K: int) -> None:
-    """Chunks cut none, and nobody takes its two reals for elements."""
+    """No shard cuts a complex number, and its two real numbers are not treated as two elements."""
     make = lambda params: Moduli(params, 0.01)  # noqa: E731
     expected = plain(P * K, make)
     for found in run(P * K, lambda world: trained(world, P, make, elementwise=True, bucket_cap_mb=1e-9)):
@@ -101,8 +101,10 @@ def test_an_element_is_a_complex_number_for_elementwise_optimizers(run, P: int, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @SHAPES
 def test_where_they_lie(run, P: int, K: int, dtype: torch.dtype) -> None:
-    """At whole complex numbers of flat vectors of reals: devices read no others. Who saves one saves no more
-    than that."""
+    """Complex parameters are aligned to whole complex numbers in flat vectors of reals.
+
+    Devices need this. Saving one parameter saves little more than its bytes.
+    """
 
     def one(world: Communicator) -> None:
         net = Operator(pairs=False, dtype=dtype)
@@ -147,7 +149,7 @@ def test_the_mean_model_and_back(run, P: int, K: int) -> None:
 
 @SHAPES
 def test_the_state_of_the_optimizer_is_averaged_as_reals(run, P: int, K: int) -> None:
-    """Every moment of every element, once on each of a group's positions."""
+    """Each group has every element of both moments exactly once among its ranks."""
 
     def one(world: Communicator) -> tuple[dict[str, int], int]:
         net = Operator(pairs=False)
@@ -164,7 +166,7 @@ def test_the_state_of_the_optimizer_is_averaged_as_reals(run, P: int, K: int) ->
 
 @SHAPES
 def test_masters_of_more_bits(run, P: int, K: int) -> None:
-    """Complex numbers of float64 for those of float32; both parts are kept, and saved."""
+    """Masters are complex numbers of float64 for parameters of float32; both parts are kept and saved."""
 
     def one(world: Communicator) -> tuple[Tensor, dict[Any, Any]]:
         net = Operator(pairs=False, dtype=torch.float32)
@@ -185,7 +187,7 @@ def test_masters_of_more_bits(run, P: int, K: int) -> None:
 
 @SHAPES
 def test_scaled_gradients_are_unscaled(run, P: int, K: int) -> None:
-    """torch's own scaler has no complex gradients in any process."""
+    """torch's own scaler does not support complex gradients."""
 
     def one(world: Communicator, scaled: bool) -> tuple[Tensor, int]:
         net = Operator(pairs=False, dtype=torch.float32)
@@ -194,7 +196,7 @@ def test_scaled_gradients_are_unscaled(run, P: int, K: int) -> None:
         for t in range(STEPS):
             optimizer.zero_grad()
             value = loss(net, *batch(t, world.rank, torch.float32))
-            # An overflow in the part of one rank alone.
+            # Only the part of one rank overflows.
             scaler.scale(value * float("inf") if scaled and t == 3 and world.rank == 0 else value).backward()
             if scaled or t != 3:
                 scaler.step(optimizer)
@@ -216,7 +218,7 @@ def refused(net: nn.Module, kind: Callable[..., optim.Optimizer], world: Communi
 @pytest.mark.filterwarnings("ignore:ComplexHalf support", "ignore:Complex modules are a new feature")
 @pytest.mark.parametrize("n", [1, 2])
 def test_refusals(run, n: int) -> None:
-    """Each names the parameter."""
+    """Each message names the parameter."""
 
     def all_of_them(world: Communicator) -> dict[str, str]:
         def net(dtype: torch.dtype = torch.complex64) -> nn.Module:
@@ -264,7 +266,7 @@ def test_muon_leaves_them_to_the_optimizer_of_the_rest() -> None:
 
 @pytest.mark.parametrize("K", [1, 2, 3])
 def test_sizes_count_reals(K: int) -> None:
-    """As the twin of pairs has them, but for padding to whole complex numbers."""
+    """The sizes are those of a model with pairs of reals, except for padding to whole complex numbers."""
     complex_, pairs = (
         ModelLayout.of(Operator(pairs=pairs, dtype=torch.float32).named_parameters(), 2, K, 1.0)
         for pairs in (False, True)
@@ -280,7 +282,7 @@ def test_sizes_count_reals(K: int) -> None:
 @pytest.mark.parametrize("K", [1, 2, 3])
 @pytest.mark.parametrize("F", [1, 2, 5])
 def test_every_real_is_in_one_fragment(K: int, F: int) -> None:
-    """And each has as many as of a model of pairs."""
+    """Each fragment has as many real numbers as with a model of pairs."""
     sizes: dict[bool, list[int]] = {}
     for pairs in (False, True):
         found = [0] * F
@@ -303,7 +305,7 @@ def test_every_real_is_in_one_fragment(K: int, F: int) -> None:
 
 @pytest.mark.threads
 def test_nobody_waits_for_a_gradient_that_is_asked_whether_it_is_conjugated() -> None:
-    """Ranks would have to ask together."""
+    """Asking whether a gradient is conjugated needs no communication, so one rank alone may ask."""
 
     def one(world: Communicator) -> list[bool]:
         net = Operator(pairs=False)

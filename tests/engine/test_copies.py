@@ -1,4 +1,4 @@
-"""What may be copied of a training, and what is refused by name."""
+"""Which parts of a training may be copied, and which are refused by name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_copy_of_the_optimizer_is_refused_and_training_goes_on(run, kind: str,
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("P", [1, 2])
 def test_a_copy_of_the_model_is_a_model_of_its_own(run, P: int) -> None:
-    """As one that keeps a moving average of the parameters."""
+    """A script may copy the model, for example to keep a moving average of the parameters."""
 
     def body(world: Communicator) -> None:
         net, optimizer = made(world, P)
@@ -82,7 +82,7 @@ def test_a_copy_of_the_model_is_a_model_of_its_own(run, P: int) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_what_is_saved_of_a_part_is_the_part_alone(run, dtype: torch.dtype) -> None:
-    """And not the bucket that it lies in, with the weights of its neighbours."""
+    """Saving a part does not save the whole bucket in which it lies."""
 
     def body(world: Communicator) -> None:
         alone, net = (nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)).to(dtype) for _ in range(2))
@@ -115,5 +115,5 @@ def written(x: object) -> bytes:
 
 
 def saved(x: object) -> int:
-    """Return of how many bytes the file is."""
+    """Return the number of bytes of the saved file."""
     return len(written(x))

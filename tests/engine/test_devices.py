@@ -1,4 +1,4 @@
-"""Training steps on a device: what they wait for, what they do at the same time, and on whose streams."""
+"""Training steps on a device: what the host waits for, what overlaps, and which streams are used."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from references import batch, loss, model, vector
 pytestmark = pytest.mark.usefixtures("far_device")
 
 BUCKETS = 3
-"""Of the model with `bucket_cap_mb` as here."""
+"""Number of buckets of the model with the `bucket_cap_mb` used here."""
 
 
 class Training:
-    """Of the small model in P groups, in several buckets, on a device or on the host."""
+    """A training of the small model in P groups, with several buckets, on a device or on the host."""
 
     def __init__(self, world: Communicator, P: int, method: Method, device: torch.device | None) -> None:
         self.topology = form(world, P)
@@ -49,7 +49,7 @@ class Training:
 
 
 def waits(world: Communicator, P: int, device: torch.device) -> list[list[str]]:
-    """Of each step, what the host waited for."""
+    """Return, for each step, what the host waited for."""
     training = Training(world, P, hierarchical(sync_every=2), device)
     found = []
     for t in range(4):
@@ -66,21 +66,24 @@ def waits(world: Communicator, P: int, device: torch.device) -> list[list[str]]:
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_the_host_waits_for_the_staging_alone(run, P: int, K: int) -> None:
-    """Once for each message that goes down: of every bucket the gradients and then the parameters, within a
-    group; where groups meet, what they average of every bucket, and how far apart they are."""
+    """The host waits once for each message that is copied to it.
+
+    Within a group these are the gradients and then the parameters of every bucket. At a synchronization these
+    are the averaged values of every bucket, and the model distance.
+    """
     within = ["event"] * BUCKETS if K > 1 else []
     meeting = [*["event"] * BUCKETS, "copy"] if P > 1 else []
     for rank in run(P * K, explicitly(waits), P):
-        for t, found in enumerate(rank):  # the copy may come before what is gathered, or among it
+        for t, found in enumerate(rank):  # the copy may come before or among the gathers
             assert sorted(found) == sorted([*within, *meeting * (t % 2), *within])
 
 
 LAYERS = 8
-"""Each of them a bucket."""
+"""Each layer is a bucket."""
 
 
 def step_time(world: Communicator, operation: float, copy: float, device: torch.device) -> float:
-    """Milliseconds of the device for one step in which an operation and a copy take so many microseconds."""
+    """Return the device's milliseconds per step, given the microseconds per operation and per copy."""
     net = nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(5, 5), nn.Tanh()))).to(device)
     inner = optim.SGD(net.parameters(), lr=0.1)
     topology = form(world, 1)
@@ -90,7 +93,7 @@ def step_time(world: Communicator, operation: float, copy: float, device: torch.
     assert len(optimizer.buckets) == LAYERS
     x = torch.ones(3, 5, device=device)
     first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
-    for begin in (0, 1):  # the first step makes what the others have
+    for begin in (0, 1):  # the first step allocates what later steps reuse
         world.barrier()
         torch.accelerator.synchronize(device)
         torch.ops.far.costs(operation * begin, copy * begin)
@@ -105,23 +108,25 @@ def step_time(world: Communicator, operation: float, copy: float, device: torch.
 
 
 def hidden() -> float:
-    """Of the time that copies take, the share by which a step is not longer than without them.
+    """Return the fraction of the copy time that is hidden behind computation.
 
-    They take a quarter of what the operations take, which is less than the backward pass.
+    The copies take a quarter of the time of the operations, which is less than the backward pass.
     """
 
     def measured(operation: float, copy: float) -> float:
         return max(threads.run(2, explicitly(step_time), operation, copy))
 
     operations, copies = measured(1_000.0, 0.0), measured(0.0, 1_000.0)
-    assert copies == 2 * LAYERS  # down and up again
+    assert copies == 2 * LAYERS  # to the host and back
     share = operations / 4
     return 1 - (measured(1_000.0, 1_000.0 * share / copies) - operations) / share
 
 
 def test_copies_are_made_while_the_device_computes() -> None:
-    """All but those of the last bucket: nothing is left to be computed beside them. The time is that of the
-    device's events, so that it does not matter how busy this machine is."""
+    """All copies overlap with computation except those of the last bucket, after which nothing is computed.
+
+    The times are those of the device's events and do not depend on the load of the machine.
+    """
     assert hidden() >= 1 - 1 / LAYERS - 1e-6
 
 
@@ -137,7 +142,7 @@ ONE_STREAM: Mapping[str, tuple[object, str, Callable[..., object]]] = {
     "the lane works on the asker's stream": (streams.Streams, "on", lambda *_: nullcontext()),
     "the asker waits at once": (comm_thread.Work, "__init__", waiting(comm_thread.Work.__init__)),
 }
-"""Right, and with nothing at the same time."""
+"""Changes that keep the results right but prevent any overlap."""
 
 
 @pytest.mark.parametrize("mutant", ONE_STREAM)
@@ -155,7 +160,7 @@ def on_a_stream_of_its_own(world: Communicator, device: torch.device | None = No
 
 
 class Forked(nn.Module):
-    """One half is computed on another stream."""
+    """A model of which one half is computed on another stream."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A method that remembers something is of one optimizer at a time."""
+"""A method that keeps state belongs to one optimizer at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What it is for: fewer steps where a few directions are far larger than all others.
+"""Natural gradient needs fewer steps where a few directions are far larger than all others.
 
-Inputs have three directions of variance 225 among ones of variance 1; which ones, the estimates have to find
-out. Noise in the targets makes the gradients noisy, most of all along the large directions.
+Inputs have three directions of variance 225; all others have variance 1. The estimates have to find the
+three. Noise in the targets makes the gradients noisy, most of all along the large directions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RATES = (0.001, 0.002, 0.004, 0.008, 0.016)
 
 
 class Problem:
-    """y = W x + noise by least squares, the same minibatches every time."""
+    """The least-squares problem y = W x + noise, with the same minibatches every time."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
@@ -34,7 +34,7 @@ class Problem:
         return x, x @ self._W.T + 2 * self._randn(32, K)
 
     def excess(self, W: Tensor) -> float:
-        """The expected loss over the least possible, an output."""
+        """Return the expected loss above its minimum, per output."""
         return ((W - self._W) @ self._mix.T).square().sum().item() / K
 
     def _randn(self, *shape: int) -> Tensor:
@@ -42,7 +42,7 @@ class Problem:
 
 
 def steps_to(goal: float, wrap: Callable[[optim.Optimizer, nn.Module], optim.Optimizer], lr: float) -> int:
-    """How many it takes for the excess to be below `goal`."""
+    """Return how many steps it takes until the excess is below `goal`, at most STEPS."""
     problem, net = Problem(), nn.Linear(D, K, bias=False)
     nn.init.zeros_(net.weight)
     optimizer = wrap(optim.SGD(net.parameters(), lr=lr), net)
@@ -73,7 +73,10 @@ def test_half_the_steps_at_the_rate_that_is_best_for_sgd(goal: float) -> None:
 
 
 def test_a_network_learns_faster_too() -> None:
-    """To do what a smaller one does, at the largest rate that either of them stands."""
+    """A network learns the function of a smaller one faster.
+
+    Both use the largest rate at which either is stable.
+    """
 
     def error(wrap: Callable[[optim.Optimizer, nn.Module], optim.Optimizer]) -> float:
         generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Around a DistributedOptimizer: every rank preconditions its own gradient, before the reduction."""
+"""Around a DistributedOptimizer, every rank preconditions its own gradient before the reduction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS: dict[str, tuple[Method, bool]] = {
     "hierarchical": (hierarchical(EVERY), False),
     "allreduce local SGD": (allreduce_local_sgd(EVERY), False),
 }
-"""And whether all groups are as one."""
+"""By name: the method, and whether all groups have the same model."""
 
 
 def momentum(net: nn.Module) -> optim.Optimizer:
@@ -38,7 +38,7 @@ def trained(world: Communicator, P: int, method: Method, **options: Any) -> list
 
 
 def expected(P: int, K: int, every: int) -> list[list[Tensor]]:
-    """P groups in plain torch: a model for each rank, for its own gradient, and one for the group's update.
+    """Train P groups in plain torch, with a model per rank for its gradient and one per group for the update.
 
     Returns [step][group] → parameters.
     """

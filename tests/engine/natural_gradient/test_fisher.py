@@ -1,4 +1,4 @@
-"""The estimate against dense matrices, written down as in the paper."""
+"""The estimate is compared with dense matrices, computed as in the paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rows(N: int, D: int, seed: int = 0) -> Tensor:
-    """With eigenvalues of their scatter from about 1 down to 1/D²."""
+    """Return rows whose scatter matrix has eigenvalues from about 1 down to 1/D²."""
     return randn(N, D, seed=seed) / torch.arange(1, D + 1)
 
 
@@ -35,7 +35,7 @@ def estimate(X: Tensor, rank: int) -> Fisher:
 
 
 def angle(F: Fisher, directions: Tensor) -> float:
-    """Between the spaces of the rows of R and of `directions`: the largest sine."""
+    """Return the largest sine of the angles between the row space of R and that of `directions`."""
     rest = directions - directions @ F.R.T @ F.R
     return torch.linalg.matrix_norm(rest, 2).item()
 
@@ -88,7 +88,7 @@ def test_full_rank_gives_the_exact_natural_gradient() -> None:
 
 
 def test_follows_the_largest_directions_of_a_stream() -> None:
-    """Seen from below rank: eigenvectors, eigenvalues and the mean of the rest."""
+    """The estimate finds the largest eigenvectors, their eigenvalues, and the mean of the others."""
     D, r = 40, 5
     true = torch.cat([torch.tensor([64.0, 32, 16, 8, 4]), torch.full((D - r,), 0.25)]).double()
     turned = torch.linalg.qr(randn(D, D, seed=9)).Q
@@ -146,7 +146,7 @@ def test_what_has_no_norm_stays(value: float) -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1e-8, 1e18])
 def test_the_size_of_the_vectors_does_not_matter(size: float) -> None:
-    """Derivatives of a mean loss are tiny; their squares are nothing in float32."""
+    """Derivatives of a mean loss are tiny, and their squares underflow in float32."""
     X = rows(40, 10).float()
     plain = estimate(X, 3).updated(rows(40, 10, seed=1).float(), 0.2)
     scaled = estimate(X * size, 3).updated(rows(40, 10, seed=1).float() * size, 0.2)
@@ -175,7 +175,7 @@ def test_one_dimension_has_no_direction() -> None:
 def test_finite_in_finite_out(
     N: int, D: int, rank: int, sizes: list[int], alpha: float, single: bool
 ) -> None:
-    """Of any size, from one step to the next, with fewer rows than directions, rows all alike."""
+    """The estimate stays finite for rows of any size, for few rows, and for rows that are all equal."""
     F = None
     for t, size in enumerate(sizes):
         X = randn(N, D, seed=t).float() * 10.0**size

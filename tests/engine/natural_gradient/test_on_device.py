@@ -1,4 +1,4 @@
-"""On a device: the bits of the host, and nobody waits for what the device was asked for just now."""
+"""On a device the bits are those of the host, and the host never waits for work that was just enqueued."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_bits_are_those_of_the_host(slow: str) -> None:
 
 
 def test_a_step_waits_once_and_for_the_one_before() -> None:
-    """A device that does nothing meanwhile can be asked for a whole step."""
+    """A whole step can be enqueued while the device does nothing; the host waits only for the step before."""
     training = Training(DEVICE)
     training.steps(2)
     for t in (2, 3):

@@ -1,4 +1,4 @@
-"""Hooks, state and refusals, on one rank and with plain optimizers."""
+"""Tests of hooks, state and refusals, on one rank and with plain optimizers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def train(net: Any, optimizer: optim.Optimizer, steps: range, shape: tuple[int, 
 
 
 def gradients(net: Any, t: int, shape: tuple[int, ...] = (8, 5)) -> dict[str, Tensor]:
-    """Without hooks: of a copy, whose hooks do nothing."""
+    """Return the gradients without preconditioning, from a copy, whose hooks do nothing."""
     plain = copy.deepcopy(net)
     plain.zero_grad()
     backward(plain, t, shape)
@@ -103,7 +103,10 @@ def test_gradients_are_multiplied_by_both_inverses(make: Callable[[], Any]) -> N
 
 @pytest.mark.parametrize("make", X_OF)
 def test_estimates_are_of_what_the_layers_saw(make: Callable[[], Any]) -> None:
-    """Inputs and derivatives of each layer, as autograd gives them; the first minibatch changes nothing."""
+    """The estimates are of each layer's inputs and derivatives, as autograd computes them.
+
+    The first minibatch leaves the gradients unchanged.
+    """
     net, shape = make(), X_OF[make]
     x = randn(*shape, seed=0) / torch.arange(1, shape[-1] + 1)
     z1 = copy.deepcopy(net[0])(x)
@@ -181,7 +184,7 @@ def test_only_what_the_optimizer_trains() -> None:
 
 
 def test_forward_passes_alone_do_not_count() -> None:
-    """Evaluation, and passes whose graph is dropped."""
+    """Evaluation and forward passes whose graph is dropped do not change the training."""
     nets = [mlp(), mlp()]
     for noisy, net in enumerate(nets):
         optimizer = wrapped(net)
@@ -197,7 +200,7 @@ def test_forward_passes_alone_do_not_count() -> None:
 
 
 def test_a_layer_used_twice_and_a_tied_weight_are_one() -> None:
-    """Their uses are as many rows; the gradient is the sum, preconditioned once."""
+    """Each use adds rows to one estimate; the gradient is the sum, preconditioned once."""
 
     class Twice(nn.Module):
         def __init__(self, tied: bool) -> None:
@@ -224,7 +227,10 @@ def test_a_layer_used_twice_and_a_tied_weight_are_one() -> None:
 
 
 def test_several_backward_passes_before_a_step() -> None:
-    """Each is preconditioned by the estimates of the last step, which then see the rows of all."""
+    """Each gradient is preconditioned by the estimates of the last step.
+
+    The next estimates get the rows of all passes.
+    """
     net = seeded(nn.Sequential(nn.Linear(5, 3)))
     optimizer = wrapped(net, history=100.0)
     train(net, optimizer, range(2))
@@ -255,7 +261,7 @@ def test_minibatches_that_are_not_finite_are_left_out(value: float, caplog: pyte
         for _ in range(2):
             optimizer.zero_grad()
             net(torch.full((8, 5), value, dtype=torch.float64)).square().mean().backward()
-            assert not net[0].weight.grad.isfinite().all()  # whoever looks for overflow finds it
+            assert not net[0].weight.grad.isfinite().all()  # a check for overflow still finds it
             optimizer.zero_grad()
             optimizer.step()
     assert optimizer.layers[0].inputs.F is before[0]
@@ -362,9 +368,9 @@ def test_second_derivatives_pass_untouched() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # caused by dynamo
 def test_a_compiled_model() -> None:
-    """And one under activation checkpointing."""
+    """A compiled model and one with activation checkpointing train as a plain model does."""
     found = []
     for around in (
         lambda net: net,

@@ -1,4 +1,4 @@
-"""With all rows taken, Yᵀ X is the gradient of the weight: that is what makes them X and Y."""
+"""If all rows are taken, Yᵀ X is the gradient of the weight. This defines X and Y."""
 
 from __future__ import annotations
 

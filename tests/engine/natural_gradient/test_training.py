@@ -1,4 +1,4 @@
-"""As a job file has it: `natural_gradient = { rank = 5 }` under [optimizer]."""
+"""Natural gradient in a job file: `natural_gradient = { rank = 5 }` under [optimizer]."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NATURAL = "--optimizer.natural_gradient.rank 5 --optimizer.natural_gradient.ever
 
 
 def steady() -> nn.Module:
-    """The same on all threads, which share torch's own chance."""
+    """Return a model that is the same on all threads, which share torch's global random generator."""
     layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
     for p in layers.parameters():
         nn.init.constant_(p, 0.5)
@@ -47,7 +47,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StopAt:
-    """In place of `Stopping`."""
+    """A replacement for `Stopping` that stops at a step."""
 
     def __init__(self, parts: TrainingSetup, step: int) -> None:
         self._parts, self._step = parts, step
@@ -59,7 +59,7 @@ class StopAt:
 def train(
     job_file: Path, folder: Path, words: str, *, n: int = 1, at: int = 0, resume: bool = False
 ) -> dict[str, Tensor] | None:
-    """The model at the end, or None where the run was stopped `at` a step."""
+    """Return the final model, or None if the run was stopped at step `at`."""
 
     def one(world: Communicator) -> str | None:
         options = f"{words} --training.epochs 2 --parallel.groups {n} --run.output_dir".split()
