@@ -1,4 +1,4 @@
-"""Optimizers that look at whole tensors, with one owner for each: as if all positions updated all of w."""
+"""Optimizers that need whole tensors have one owner per tensor and train as if every rank updated all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TYPES = 17
 
 
 class Language(nn.Module):
-    """A small gpt, with a matrix that is frozen, one that nobody uses and one of an odd size."""
+    """A small GPT with a frozen matrix, an unused one and one of an odd size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Language(nn.Module):
         self.frozen = nn.Linear(3, 3).requires_grad_(False)
         self.mixed = nn.Linear(TYPES, TYPES, bias=False)
         self.last = nn.Linear(TYPES, TYPES)
-        generator = torch.Generator().manual_seed(0)  # torch's own is shared by all threads
+        generator = torch.Generator().manual_seed(0)  # all threads share torch's global generator
         with torch.no_grad():
             for p in self.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, device="cpu") / 4)
@@ -68,7 +68,7 @@ def loss_of(net: nn.Module, t: int, rank: int) -> Tensor:
 def trained(
     world: Communicator, P: int, method: Method, make: Callable[[nn.Module], optim.Optimizer], **options: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
-    """The model, the optimizer's state over whole parameters, and the elements of state on this rank."""
+    """Return the trained model, the state of whole parameters, and this rank's number of state elements."""
     topology, net = form(world, groups=P), Language().to(options.pop("dtype", torch.float32))
     options = {"bucket_cap_mb": 5e-3, **options}
     optimizer = DistributedOptimizer(make(net), net, topology, method, **options)
@@ -89,7 +89,7 @@ def state_of(optimizer: optim.Optimizer) -> dict[str, Tensor]:
 
 
 def two_rates(net: nn.Module) -> optim.Optimizer:
-    """Muon of two param groups, AdamW of two more."""
+    """Return Muon with two parameter groups and AdamW with two more."""
     hidden = hidden_matrices(net)
     rest = [p for p in net.parameters() if p not in set(hidden) and p.requires_grad]
     return hpcsgd.ChainedOptimizer(
@@ -135,7 +135,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def check(run: Any, P: int, K: int, method: Callable[[], Method], maker: str, **options: Any) -> None:
-    """The bits are those of positions that all update everything."""
+    """Require the same bits as if every rank updated everything."""
 
     def both(world: Communicator) -> Any:
         return [trained(world, P, method(), MAKERS[maker], **options, **said) for said in ({}, GATHERED)]
@@ -181,7 +181,7 @@ def test_the_bits_are_those_of_the_plain_order(run) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("wire", [quantizers.int8, quantizers.bf16])
 def test_narrow_wires_take_it(run, wire: Callable[[], Any]) -> None:
-    """Also for parameters, which are known to their owners alone."""
+    """Narrow formats also work for parameters, which only their owners know."""
 
     def both(world: Communicator) -> list[dict[str, Tensor]]:
         methods = [hierarchical(2, Quantized(parameters=wire())), hierarchical(2)]
@@ -196,7 +196,7 @@ def test_narrow_wires_take_it(run, wire: Callable[[], Any]) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_state_dict_is_that_of_torch(run) -> None:
-    """With the same keys and shapes, so that either takes the other's."""
+    """The keys and shapes are the same, so each optimizer can load the state of the other."""
 
     def of_rank(world: Communicator) -> bool:
         topology, net, other = form(world), Language(), Language()
@@ -218,7 +218,10 @@ def test_the_state_dict_is_that_of_torch(run) -> None:
 
 @pytest.mark.ranks(3)
 def test_clipping_leaves_the_padding_out(run) -> None:
-    """An optimizer of single elements comes to the same, whoever owns what; padding counts for nothing."""
+    """An element-wise optimizer gives the same result, whichever rank owns an element.
+
+    Padding does not count.
+    """
 
     def both(world: Communicator) -> list[tuple[Tensor, Tensor]]:
         found = []
@@ -266,8 +269,10 @@ def test_what_is_not_finite_stays_out_of_the_padding(run) -> None:
 
 @pytest.mark.parametrize("K", [2, 3])
 def test_state_is_there_once_in_a_group(run, K: int) -> None:
-    """One momentum for each hidden element, two moments for the others; a K-th of it, and what is uneven.
-    What nobody uses has none."""
+    """A group keeps one momentum per hidden element and two moments per other element.
+
+    Each rank has 1/K of it, up to uneven parts. Unused parameters have no state.
+    """
     net = Language()
     hidden = sum(p.numel() for p in hidden_matrices(net)) - net.unused.weight.numel()
     rest = sum(p.numel() for n, p in net.named_parameters() if p.requires_grad and "unused" not in n) - hidden
@@ -283,7 +288,7 @@ LOOKED_AT = ("gpt.blocks.0.attention.qkv.weight", "gpt.blocks.2.perceptron.out.w
 
 @pytest.mark.ranks(2)
 def test_it_is_the_update_of_the_papers(run) -> None:
-    """In numpy: momentum, five iterations of Newton and Schulz in 16 bits, the size of AdamW's updates."""
+    """numpy computes momentum, five Newton-Schulz iterations in 16 bits, and the scale of AdamW's updates."""
     lr, momentum, decay = 0.02, 0.95, 0.1
 
     def of_rank(world: Communicator) -> list[tuple[Any, Any, Any]]:
@@ -326,7 +331,7 @@ def newton_schulz(g: Any) -> Any:
 
 
 def narrow(x: Any) -> Any:
-    """To the 8 bits of bfloat16."""
+    """Round to the 8 significant bits of bfloat16."""
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.rint(mantissa * 2**8), exponent - 8)
 
@@ -372,7 +377,10 @@ def test_the_layout_is_foretold(run) -> None:
 
 
 def test_groups_own_no_tensors() -> None:
-    """They may be of several K, and average models that are laid out alike."""
+    """With `ensemble_sync` ranks own no tensors.
+
+    Groups may differ in K, and they average models that have the same layout.
+    """
     net = Language()
     optimizer = muon(net, 0.02)
     for method, gathered in ((bsp(), False), (ensemble_sync(2), True)):
@@ -391,4 +399,4 @@ def test_much_padding_is_told(run, caplog: pytest.LogCaptureFixture) -> None:
     run(3, wrap)
     told = [r.getMessage() for r in caplog.records if "padding" in r.getMessage()]
     assert all("% of the flat vectors is padding" in message for message in told)
-    assert len(told) <= 1  # rank 0 alone
+    assert len(told) <= 1  # only rank 0 logs it

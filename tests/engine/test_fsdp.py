@@ -1,4 +1,4 @@
-"""Groups in which torch shards everything (`fully_shard`) train the same model as those that do not."""
+"""Groups that torch shards with `fully_shard` train the same model as groups that are not sharded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trainings import Training
 pytestmark = pytest.mark.processes
 
 BY_CHUNKS = {"sparseloco", "sparseloco over positions", "sparseloco by an outer schedule"}
-"""What they send goes by the chunks, and these are others."""
+"""These methods select elements by shards, and the shards of FSDP are different."""
 REFUSED = {
     "bsp in few bits",
     "hierarchical in few bits",
@@ -45,12 +45,12 @@ REFUSED = {
 }
 EQUAL = [label for label in REFERENCES if label not in BY_CHUNKS | REFUSED]
 OFTEN = {"bsp", "hierarchical", "selsync", "sgp"}
-"""On all shapes; `make test-all` has the others as 2 × 2."""
+"""These methods run on all shapes; `make test-all` runs the others on 2 × 2."""
 SHAPES = [(1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
 
 
 def shard(net: nn.Module, topology: Topology, **options: Any) -> nn.Module:
-    """Every module with parameters of its own, and the rest with the net."""
+    """Shard every module with parameters of its own, and the rest with the net."""
     mesh = topology.mesh()["shard"]
     for module in net.modules():
         if module is not net and next(module.parameters(recurse=False), None) is not None:
@@ -76,7 +76,7 @@ def trained(
     **options: Any,
 ) -> Tensor:
     topology = form(world, P)
-    net = shard(make_model(seed=topology.group_index), topology)  # all but group 0's start is thrown away
+    net = shard(make_model(seed=topology.group_index), topology)  # group 0's start replaces those of others
     optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method, **options)
     set_rate = follow(optimizer, RATES)
     for t in range(STEPS):
@@ -86,7 +86,7 @@ def trained(
         value.backward()
         optimizer.step(loss=value)
     w, owned = vector(net), sum(b.w.numel() for b in optimizer.buckets)
-    assert owned <= w.numel() / topology.group_size + 2 * 7, "it is not sharded"  # rows of padding
+    assert owned <= w.numel() / topology.group_size + 2 * 7, "it is not sharded"  # padding of rows
     return w
 
 
@@ -132,7 +132,7 @@ def test_however_gradients_travel(run, method: str, options: dict[str, Any]) -> 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", ["hierarchical", "bsp"])
 def test_no_sync_is_as_gradient_accumulation_steps(run, method: str) -> None:
-    """torch averages over the group in each pass, and hpcsgd over groups once."""
+    """torch averages over the group in each pass, and hpcsgd averages over groups once."""
 
     def train(world: Communicator, steps: int) -> Tensor:
         topology = form(world, 2)
@@ -190,7 +190,7 @@ def test_one_rank_saves_the_state_of_all(run, tmp_path: Path, method: str) -> No
 
 
 def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:
-    """Two backward passes before each step, torch reducing after each, or after the second alone."""
+    """Make two backward passes before each step; torch reduces after each, or only after the second."""
     found = []
     for synced in (True, False):
         topology = form(world, 2)
@@ -304,7 +304,7 @@ def test_refused(run, what: str) -> None:
 
 
 class Net(nn.Module):
-    """Blocks of two dtypes, tied and frozen weights, a bias that nobody uses, statistics of batches."""
+    """A model with blocks of two dtypes, tied and frozen weights, unused parameters, and batch statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ WAYS = [
     ((2, True), (4, False)),
     ((4, True), (1, True)),
 ]
-"""How many groups, and whether they shard: before and now."""
+"""The number of groups and whether they are sharded, before and after the checkpoint."""
 
 
 @pytest.mark.ranks(4)
@@ -366,7 +366,7 @@ WAYS = [
 def test_checkpoints_go_from_sharded_to_whole_and_back(
     run, tmp_path: Path, before: tuple[int, bool], now: tuple[int, bool], optimizer: str, method: str
 ) -> None:
-    """On one shape all goes on as if nothing had happened, but for the order of sums."""
+    """With the same number of groups, training continues with the same values up to the order of sums."""
 
     def goes_on(world: Communicator) -> None:
         first = training(world, *before, optimizer=optimizer, method=method)
@@ -389,7 +389,10 @@ def test_checkpoints_go_from_sharded_to_whole_and_back(
 
 @pytest.mark.ranks(2)
 def test_a_checkpoint_after_a_forward_pass(run, tmp_path: Path) -> None:
-    """Which leaves the weights of the outermost module gathered, and so under the names of the rows."""
+    """A forward pass leaves the outermost module's weights gathered.
+
+    The checkpoint must not depend on this.
+    """
 
     def looked_at(net: nn.Module) -> None:
         with torch.no_grad():
@@ -445,7 +448,7 @@ def test_clipping_by_the_norm_of_all_rows(run, method: str) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", [hierarchical(2), bsp()], ids=["hierarchical", "bsp"])
 def test_gradients_that_are_dropped_are_nobodys(run, method: Method) -> None:
-    """Or there would be two sets of them in the next backward pass."""
+    """Otherwise the next backward pass would have two sets of gradients."""
 
     def kept(world: Communicator) -> int:
         topology = form(world, 2)
@@ -460,7 +463,7 @@ def test_gradients_that_are_dropped_are_nobodys(run, method: Method) -> None:
 
 
 class Branches(nn.Module):
-    """Of which a group uses one, and then the other."""
+    """A model with two branches, which a group uses in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -516,7 +519,7 @@ def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_inside_the_mean_outside_as_before(run) -> None:
-    """Also where a forward pass of an evaluation leaves the weights of the outermost module gathered."""
+    """The block shows the mean, also if an evaluation leaves the outermost module's weights gathered."""
 
     def looked_at(world: Communicator) -> None:
         topology = form(world, 2)
@@ -558,7 +561,7 @@ class Recomputed(nn.Module):
     "what", ["recomputing", "compiled", "mixed precision", "offload", "GradScaler", "master"]
 )
 def test_beside_what_else_torch_does(run, what: str) -> None:
-    """Sharded and whole to what the arithmetic allows."""
+    """Sharded and whole models agree up to rounding."""
 
     def final(world: Communicator, sharded: bool) -> Tensor:
         topology = form(world, 2)

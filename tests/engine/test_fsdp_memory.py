@@ -1,4 +1,4 @@
-"""What a rank holds of a model that torch shards over its group, and that larger models fit for it."""
+"""The memory of a rank for a model that torch shards over its group, and a model too large for one rank."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from engine.fsdp_in_memory import BLOCK, TORCH, TRAINED, WHOLE
 from pythons import python
 
 SCRIPT = Path(__file__).with_name("fsdp_in_memory.py")
-PATIENCE = 400.0  # seconds; the machine may be busy
+PATIENCE = 400.0  # seconds, because the machine may be busy
 GATHERED = 4 * BLOCK
-"""What torch has of the blocks in use, late in a backward pass: the weights of one and of the next; the
-gradients of one, whole, and once more in the order in which they leave."""
+"""Bytes that torch needs for the blocks in use, late in a backward pass.
+
+These are the weights of two blocks and the gradients of one. The gradients count twice: whole, and in the
+order in which they are sent.
+"""
 EXACT = 0.05
 FOR_SYNCS = 4 * 2 * BLOCK
-"""Copies of the buckets on their way; a bucket ends with the layer that makes it as long as it should be."""
+"""Bytes of copies of the buckets that are being averaged.
+
+A bucket ends with the layer that makes it long enough.
+"""
 
 
 def job(n: int, *words: str) -> programs.Done:
@@ -37,8 +43,11 @@ def said(done: programs.Done) -> list[dict[str, Any]]:
 @pytest.mark.timeout(PATIENCE + 20)
 @pytest.mark.parametrize("P", [1, 2])
 def test_peaks(P: int) -> None:
-    """On 4 ranks: a K-th of parameters, gradients, two moments and what the method keeps, and a few blocks;
-    no more than where torch shards alone. Copies: of some buckets for a meeting, of w for an evaluation."""
+    """Each of 4 ranks holds 1/K of parameters, gradients, moments and the method's state, and some blocks.
+
+    This is no more than with torch's sharding alone. A synchronization adds copies of some buckets, and an
+    evaluation adds a copy of w.
+    """
     K, holds = 4 // P, {"diloco": 2} if P > 1 else {}
     names = [TORCH, "bsp", "hierarchical", *holds]
     done = job(4, "peaks", str(P), *names)
@@ -63,7 +72,7 @@ def test_peaks(P: int) -> None:
 @pytest.mark.timeout(PATIENCE + 20)
 @pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("float64", 1e-12)])
 def test_a_training_that_takes_three_times_what_a_rank_has(dtype: str, rounding: float) -> None:
-    """On 2 × 4 ranks under RLIMIT_DATA, as with all the memory that it wants."""
+    """A training on 2 × 4 ranks under RLIMIT_DATA gives the same model as one without a limit."""
     done = job(8, "limited", "2", dtype)
     assert done.returncode == 0, done.stderr
     (compared,) = said(done)
@@ -74,7 +83,7 @@ def test_a_training_that_takes_three_times_what_a_rank_has(dtype: str, rounding:
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE + 20)
 def test_whole_it_ends_for_want_of_memory() -> None:
-    """Under the same limit, at once, and with a message that says so."""
+    """Without sharding, the same limit ends the job at once with a message about memory."""
     done = job(8, "whole", "2")
     assert done.returncode == 1
     assert "trained within the limit" not in done.stdout

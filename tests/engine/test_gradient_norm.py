@@ -1,4 +1,4 @@
-"""The norm of the gradient that an update uses, against autograd's own gradients."""
+"""The norm of the gradient that an update uses is that of autograd's own gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = [(1, 1), (2, 1), (1, 2), (3, 1), (2, 2), (1, 3)]
 
 
 def net() -> nn.Module:
-    """Of 13 weights and 5 biases, in buckets that do not divide."""
+    """Return a model with 12 weights and 5 biases, which buckets do not divide evenly."""
     net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -40,7 +40,7 @@ def plain(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("kind", ["Nesterov", "whole tensors"])
 def test_against_autograd(run: Callable[..., list[Any]], P: int, K: int, kind: str) -> None:
-    """In steps in which it is wanted. Nesterov's momentum writes into gradients."""
+    """The norm is computed only in steps in which it is wanted. Nesterov's momentum writes into gradients."""
 
     def one(world: Communicator) -> None:
         model, topology = net(), form(world, P)

@@ -1,7 +1,7 @@
-"""What other people's training loops do with gradients: the numbers of one process on the batch of all ranks.
+"""Gradients used as in other projects' training loops equal those of one process on the batch of all ranks.
 
-Each loop is written once and runs in plain torch, and on ranks by methods that average gradients: of the
-group, of all groups, by every kind of result that a gradient reduction leaves.
+Each loop is written once. It runs in plain torch, and on ranks with methods that average the gradients of a
+group or of all groups. The methods cover every kind of result that a gradient reduction leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from references import model as make_model
 
 STEPS = 4
 Backward = Callable[[nn.Module, int], None]
-"""The backward pass of a step: of one rank's batch, or of the mean of all."""
+"""The backward pass of a step, on the batch of one rank or as the mean of all."""
 Loop = Callable[[nn.Module, optim.Optimizer, Backward], object]
 
 
@@ -32,8 +32,10 @@ def ordinary(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> 
 
 
 def between(change: Callable[[nn.Module], object]) -> Loop:
-    """Return the loop that changes gradients between `backward()` and `step()`; it returns what `change`
-    does."""
+    """Return the loop that changes gradients between `backward()` and `step()`.
+
+    The loop returns the results of `change`.
+    """
 
     def loop(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> list[object]:
         seen = []
@@ -74,7 +76,7 @@ def swap(net: Any) -> None:
 
 
 def joined(net: nn.Module) -> None:
-    """As PCGrad and other gradient surgery."""
+    """Change all gradients as one vector, as PCGrad and other gradient surgery do."""
     params = list(net.parameters())
     flat = torch.cat([param.grad.flatten() for param in params if param.grad is not None])
     for param, part in zip(
@@ -110,7 +112,7 @@ def given_memory(param: nn.Parameter) -> None:
 
 
 def from_a_vector(net: nn.Module) -> None:
-    """As in federated and multi-task code."""
+    """Change gradients through one vector, as federated and multi-task code does."""
     grads = [param.grad for param in net.parameters() if param.grad is not None]
     nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(grads).sin(), grads)
 
@@ -155,7 +157,7 @@ def read_afterwards(net: nn.Module, optimizer: optim.Optimizer, backward: Backwa
 
 
 def given_memory_once(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
-    """At different places of a step."""
+    """Call `given_memory` at different places of a step."""
     change = each(given_memory)
     for t in range(2 * STEPS):
         optimizer.zero_grad(set_to_none=t % 2 == 0)
@@ -166,7 +168,7 @@ def given_memory_once(net: nn.Module, optimizer: optim.Optimizer, backward: Back
 
 
 def kept(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
-    """As gradient surgery keeps the gradients of each task, without copies."""
+    """Keep the gradients of each task without copies, as gradient surgery does."""
     tasks = []
     for t in range(STEPS):
         optimizer.zero_grad()
@@ -200,7 +202,7 @@ def filled_with_zeros_by_the_model(net: nn.Module, optimizer: optim.Optimizer, b
 
 
 def thrown_away(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
-    """As the discriminator's gradients of the generator's turn, and as a step that all agree to leave out."""
+    """Drop gradients, as a discriminator's after the generator's turn, or in a step that all ranks skip."""
     for t in range(STEPS):
         backward(net, t + 100)
         optimizer.zero_grad()
@@ -229,8 +231,10 @@ def read_and_thrown_away(net: nn.Module, optimizer: optim.Optimizer, backward: B
 
 
 def added_to_and_thrown_away(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
-    """As a discriminator in the textbook's loop: gradients of the generator's turn are added to those of its
-    own."""
+    """Add gradients to those of the last step and drop them.
+
+    In the textbook's loop, a discriminator gets gradients of the generator's turn in this way.
+    """
     for t in range(STEPS):
         optimizer.zero_grad()
         backward(net, t)
@@ -239,7 +243,7 @@ def added_to_and_thrown_away(net: nn.Module, optimizer: optim.Optimizer, backwar
 
 
 def by_hand(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
-    """Gradients that no backward pass brings to the parameters."""
+    """Set gradients that no backward pass has put into the parameters."""
     for t in range(STEPS):
         optimizer.zero_grad()
         backward(net, t)
@@ -330,7 +334,7 @@ SHAPES = [(2, 3), (1, 1), (1, 2), (2, 1), (1, 4), (2, 2)]
 def test_the_numbers_are_those_of_one_process(
     run, P: int, K: int, name: str, method: Callable, overlap: bool, kind: str
 ) -> None:
-    """Small buckets: some have been sent, and some have not."""
+    """Buckets are small, so that some have been sent and some have not."""
     expected, seen = plain(P * K, LOOPS[name], MAKE[kind])
     options = {"method": method(), "overlap_grad_reduce": overlap, "bucket_cap_mb": 1e-4}
 
@@ -345,7 +349,7 @@ def test_the_numbers_are_those_of_one_process(
 
 @pytest.mark.ranks(2)
 def test_gradients_are_clipped_where_they_are_read(run) -> None:
-    """What this rank updates by has been scaled alone; others get it by the first use."""
+    """Clipping scales the gradients that this rank updates by; the others are scaled at their first use."""
 
     def train(world: Communicator) -> list[float]:
         net = make_model()
@@ -406,7 +410,7 @@ USES: dict[str, Callable[[Any, Any], object]] = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_gradients_that_were_added_to_those_of_an_earlier_step(use: str, overlap: bool) -> None:
-    """Where each rank has kept its own part of those alone."""
+    """This is an error, because each rank has kept only its own part of the earlier gradients."""
 
     def body(world: Communicator) -> None:
         net = make_model()
@@ -465,7 +469,7 @@ def test_a_hook_that_uses_gradients_in_the_backward_pass_is_refused() -> None:
 
 
 def test_the_form_of_a_gradient_may_be_asked_for_at_any_time() -> None:
-    """Without any message: one rank alone asks."""
+    """Asking for the shape, dtype and similar attributes sends nothing, so one rank alone may ask."""
 
     def body(world: Communicator) -> tuple[list[Any], bool]:
         net = make_model()

@@ -1,4 +1,4 @@
-"""Idioms of other people's code around the optimizer: the numbers of one process, or one line."""
+"""Idioms of other people's code give the numbers of one process, or an error of one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from references import model as make_model
 STEPS = 3
 SHAPES = [(2, 2), (1, 1), (1, 2), (3, 1)]
 Body = Callable[[Any, optim.Optimizer, Callable[[int], None]], object]
-"""What is done with a model, its optimizer, and the backward pass of step t."""
+"""What a script does with a model, its optimizer, and the backward pass of step t."""
 
 
 def sgd(net: nn.Module) -> optim.Optimizer:
@@ -147,7 +147,7 @@ def test_a_scheduler_of_the_wrapped_optimizer_knows_that_it_stepped(run) -> None
         scheduler = optim.lr_scheduler.StepLR(inner, 1, 0.5)
         optimizer = DistributedOptimizer(inner, net, form(world), bsp())
         ordinary(net, optimizer, lambda t: loss(net, *batch(t, world.rank)).backward())
-        scheduler.step()  # warnings are errors
+        scheduler.step()  # warnings are errors in tests
         return [float(rate) for rate in scheduler.get_last_lr()]
 
     assert run(2, train) == [[0.05]] * 2
@@ -251,7 +251,7 @@ def test_options_may_change_on_all_ranks(run, P: int, K: int) -> None:
 
 
 class Tied(nn.Module):
-    """Two layers, of which the second one is made of the memory of the first by `tie`."""
+    """A model with two layers, of which `tie` makes the second one from the memory of the first."""
 
     def __init__(self, tie: Callable[[nn.Linear, nn.Linear], None]) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ def test_embeddings_that_scale_rows_in_a_forward_pass_are_refused(run, kind: typ
 
 
 def parts(net: Any, x: Tensor, rank: int) -> Tensor:
-    """What rank 1 computes without the first layers."""
+    """Return the output; rank 1 computes it without the first layers."""
     return net(x) if rank == 0 else net[3](x.new_ones(len(x), 7))
 
 
@@ -379,7 +379,7 @@ def test_a_layer_that_one_rank_does_not_use_is_clipped_everywhere(
 
 @pytest.mark.ranks(2)
 def test_a_layer_is_clipped_everywhere_after_a_backward_pass_that_failed(run) -> None:
-    """As one that ends for lack of memory, after which the loop goes on with the next batch."""
+    """A backward pass may fail, for example for lack of memory, and the loop goes on with the next batch."""
 
     def out_of_memory(gradient: Tensor) -> None:
         raise MemoryError
@@ -404,7 +404,7 @@ def test_a_layer_is_clipped_everywhere_after_a_backward_pass_that_failed(run) ->
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_whole_gradients_of_the_last_step_are_changed_and_used_again(run, P: int, K: int) -> None:
-    """They are seen as they are: a step without a backward pass of its own updates by what is there."""
+    """The changed gradients are used: a step without its own backward pass updates by what is there."""
 
     def body(net: Any, optimizer: optim.Optimizer, backward: Callable[[int], None]) -> None:
         for t in range(STEPS):
@@ -451,7 +451,7 @@ def test_gradients_are_used_in_the_middle_of_a_window(run, P: int, K: int, chang
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.filterwarnings("ignore:Using backward")  # of the reference cycle
+@pytest.mark.filterwarnings("ignore:Using backward")  # about the reference cycle
 @pytest.mark.parametrize("how", ["penalty", "second derivatives"])
 def test_gradients_whose_graph_is_lost_are_not_used(run, how: str) -> None:
     def train(world: Communicator) -> None:
@@ -550,7 +550,7 @@ def test_a_kept_gradient_that_was_never_averaged_is_refused(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_collective_of_the_loop_is_no_matter_of_the_gradients(run) -> None:
-    """Rank 1 has no gradients of the first layers, and has sent less when it comes to the mean."""
+    """Rank 1 lacks gradients of the first layers and has sent less when it computes the mean."""
 
     def train(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world), make_model()
@@ -595,7 +595,7 @@ def test_groups_meet_before_the_first_step_and_alone(run, P: int, K: int, name: 
         return start
 
     for w in run(P * K, train):
-        if name != "ssp":  # a group that comes later finds what others have made of it since
+        if name != "ssp":  # a later group gets the changes of the others
             torch.testing.assert_close(w, vector(make_model()), rtol=0, atol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers that train at a point between two iterates: groups average both, and evaluate their mean."""
+"""Groups average both iterates of optimizers that train at a point between two, and evaluate their mean."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ OPTIMIZERS = pytest.mark.parametrize("kind", MAKE)
 
 
 def groups_of(net: nn.Module) -> list[dict[str, Any]]:
-    """Two groups of parameters with rates of their own, in an order that is not the model's."""
+    """Return two parameter groups with different rates, in another order than the model's."""
     params = list(net.parameters())
     return [{"params": params[1::2], "lr": 0.02}, {"params": params[0::2]}]
 
 
 class Run:
-    """A rank's training."""
+    """The training of one rank."""
 
     def __init__(self, world: Communicator, P: int, kind: str, method: Any = None, **options: Any) -> None:
         self.topology, self.net = form(world, P), model(world.rank)
@@ -73,7 +73,10 @@ class Run:
 
 
 def by_hand(P: int, K: int, kind: str, steps: int, together: tuple[str, ...] = ("z",)) -> list[Any]:
-    """Each group in one process by the optimizer's own code; the mean of y and z every second step."""
+    """Train each group in one process with the optimizer's own code.
+
+    Every second step the parameters y and the states in `together` are averaged.
+    """
     nets = [model() for _ in range(P)]
     optimizers: list[Any] = [MAKE[kind](groups_of(net)) for net in nets]
     for t in range(steps):
@@ -165,7 +168,7 @@ def test_train_returns_to_the_bits_before_eval(run, P: int, K: int, kind: str, m
         plain = copy.deepcopy(net)
         optimizer.train()
         dtype = torch.bfloat16 if master else torch.float32
-        for t in range(7):  # the first ones of RAdam have a rate of 0
+        for t in range(7):  # RAdam's first steps have a rate of 0
             optimizer.zero_grad()
             loss(net, *batch(t, topology.rank, dtype=dtype)).backward()
             optimizer.step()
@@ -193,7 +196,7 @@ def test_train_returns_to_the_bits_before_eval(run, P: int, K: int, kind: str, m
 @SHAPES
 @OPTIMIZERS
 def test_train_keeps_what_changed_the_parameters_in_eval_mode(run, P: int, K: int, kind: str) -> None:
-    """Such as a mean over the groups: then y is computed from it, as the optimizer does by itself."""
+    """A mean over groups in eval mode is kept; `train()` computes y from it, as the optimizer itself does."""
 
     def body(world: Communicator) -> tuple[Tensor, Tensor]:
         r = Run(world, P, kind, hpcsgd.hierarchical(100))
@@ -249,7 +252,10 @@ def test_a_step_in_eval_mode_raises_as_the_package_does_and_changes_nothing(
 def test_checkpoints_keep_the_mode_and_both_iterates(
     run, tmp_path: Path, now: tuple[int, int], kind: str, options: dict[str, Any], mode: str
 ) -> None:
-    """On the same ranks to the bits; on others from the means of the groups, also to the bits if alike."""
+    """On the same ranks both iterates have the same bits.
+
+    Other numbers of ranks start from the means over the groups.
+    """
     (P, K), (P2, K2) = (2, 2), now
 
     def saved(world: Communicator) -> tuple[Tensor, Tensor]:
@@ -309,9 +315,9 @@ def test_a_restart_continues_to_the_same_bits(run, tmp_path: Path, kind: str) ->
 
 @pytest.mark.ranks(3)
 def test_a_parameter_that_only_some_groups_update_has_its_value_as_raw_iterate(run) -> None:
-    """A group that has never had a gradient for it brings its parameter, not zero.
+    """A group that never had a gradient for the parameter contributes its value to the mean, not zero.
 
-    It is the optimizer's first one, under which it keeps its numbers, too.
+    The parameter is the optimizer's first one, under which the optimizer also keeps its numbers.
     """
 
     def body(world: Communicator) -> tuple[Tensor, Tensor]:
@@ -418,7 +424,7 @@ def test_with_one_group_any_method_is_allowed(run) -> None:
 
 
 class Unknown(ScheduleFree):
-    """It calls the raw iterate something else."""
+    """An optimizer with another name for the raw iterate."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -15,7 +15,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer]
 
 
 def parameters() -> list[nn.Parameter]:
-    """Their gradients are one: a step of SGD shows its learning rate."""
+    """Return parameters whose gradients are one, so that a step of SGD shows its learning rate."""
     params = [nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2)]
     for p in params:
         p.grad = torch.ones_like(p)
@@ -23,7 +23,7 @@ def parameters() -> list[nn.Parameter]:
 
 
 def sgd() -> tuple[optim.SGD, list[nn.Parameter]]:
-    """Two param groups with rates 0.5 and 2."""
+    """Return SGD with two parameter groups of rates 0.5 and 2, and the parameters."""
     params = parameters()
     return optim.SGD([{"params": params[:1], "lr": 0.5}, {"params": params[1:], "lr": 2.0}]), params
 
@@ -139,7 +139,7 @@ def test_the_state_goes_on() -> None:
 
 
 def fail_once(optimizer: optim.Optimizer) -> None:
-    """The next step raises before it updates anything."""
+    """Make a step that raises before it updates anything."""
 
     def fail(*_: object) -> None:
         handle.remove()

@@ -1,4 +1,4 @@
-"""Narrow parameters with float32 masters: updates in float32, by what travelled narrow, rounded once."""
+"""Narrow parameters with float32 masters are updated in float32 from narrow gradients, and rounded once."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def gradients(net: nn.Module, t: int, rank: int) -> list[Tensor]:
 
 
 Held = tuple[list[Tensor], list[Tensor]]
-"""Parameters, and their masters."""
+"""The parameters and their masters."""
 
 
 def distributed(world: Communicator, P: int, name: str, **options: Any) -> list[Held]:
-    """After every step."""
+    """Train, and return the parameters and masters after every step."""
     net = narrow_model()
     optimizer = hpcsgd.DistributedOptimizer(
         OPTIMIZERS[name](list(net.parameters())), net, form(world, groups=P), hierarchical(EVERY),
@@ -62,7 +62,7 @@ def distributed(world: Communicator, P: int, name: str, **options: Any) -> list[
 
 
 def plain(P: int, K: int, name: str) -> list[list[Held]]:
-    """P processes in plain torch: [step][group]."""
+    """Train P processes in plain torch, and return [step][group] → parameters and masters."""
     nets = [narrow_model() for _ in range(P)]
     masters = [[p.detach().float() for p in net.parameters()] for net in nets]
     optimizers = [OPTIMIZERS[name](each) for each in masters]
@@ -92,7 +92,10 @@ def plain(P: int, K: int, name: str) -> list[list[Held]]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_it_is_the_float32_update_of_the_masters(run, P: int, K: int, name: str) -> None:
-    """To the bit: by the mean of narrow gradients; parameters are its rounding, but just after meetings."""
+    """Masters have the bits of a float32 update by the mean of narrow gradients.
+
+    Parameters are their rounding, except just after a synchronization.
+    """
     expected = plain(P, K, name)
     for rank, history in enumerate(run(P * K, distributed, P, name)):
         for (mine, masters), groups in zip(history, expected, strict=True):
@@ -104,7 +107,7 @@ def test_it_is_the_float32_update_of_the_masters(run, P: int, K: int, name: str)
 
 @pytest.mark.ranks(2)
 def test_whole_tensors_on_every_position(run) -> None:
-    """Of an optimizer that is not known to be element-wise."""
+    """An optimizer that is not known to be element-wise updates whole tensors on every rank."""
     for history in run(2, lambda world: distributed(world, 1, "AdamW", elementwise=False)):
         for (mine, masters), groups in zip(history, plain(1, 2, "AdamW"), strict=True):
             assert all(map(torch.equal, mine, groups[0][0]))
@@ -114,7 +117,7 @@ def test_whole_tensors_on_every_position(run) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("P", [1, 2])
 def test_updates_of_less_than_half_an_ulp_add_up(run, P: int) -> None:
-    """An ulp of 256 is 2 in bfloat16; without a master it stays where it is."""
+    """An ulp of 256 is 2 in bfloat16, so the value does not change without a master."""
 
     def moved(world: Communicator, master: torch.dtype | None) -> float:
         net = nn.Linear(1, 1, bias=False).to(NARROW)
@@ -133,7 +136,10 @@ def test_updates_of_less_than_half_an_ulp_add_up(run, P: int) -> None:
 
 
 def test_a_master_follows_whoever_moves_the_parameters() -> None:
-    """And keeps what only it has; by nothing, to the bit, where nobody did."""
+    """If the parameters change, the master changes by as much and keeps its extra bits.
+
+    If they do not change, the master keeps all its bits.
+    """
     m = Master.of(torch.tensor([256.0, -3.0, 1e-3]).to(NARROW), torch.float32)
     m.m.add_(torch.tensor([0.3, 0.001, 0.0]))
     before = m.m.clone()
@@ -148,7 +154,7 @@ def test_a_master_follows_whoever_moves_the_parameters() -> None:
 
 @pytest.mark.ranks(4)
 def test_what_it_costs(run) -> None:
-    """State and masters of M/K elements of 4 bytes, messages of M elements of 2."""
+    """State and masters each have M/K elements of 4 bytes; messages have elements of 2 bytes."""
 
     def sizes(world: Communicator) -> tuple[int, set[torch.dtype], float, float]:
         net = nn.Linear(32, 8, bias=False).to(NARROW)
@@ -177,7 +183,7 @@ def test_what_it_costs(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_wide_parameters_need_none(run) -> None:
-    """In the same model: they are updated as they are."""
+    """Wide parameters in the same model are updated directly."""
 
     def kept(world: Communicator) -> set[str]:
         net = nn.Sequential(nn.Linear(4, 4).to(NARROW), nn.Linear(4, 2))
@@ -226,7 +232,7 @@ def test_a_scaler_is_refused(P: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_clipped_and_sparse_gradients_arrive(run) -> None:
-    """What becomes of a gradient between the reduction and the update is narrow, as it travelled."""
+    """Clipping and sparse reduction work on narrow gradients, as these were sent."""
 
     def trained(world: Communicator, method: Callable[[], Method], clip: float) -> Tensor:
         net = nn.Linear(2, 2, bias=False).to(NARROW)

@@ -1,4 +1,4 @@
-"""Muon for models that torch shards: the update of whole matrices, and MuonBP's of blocks of rows."""
+"""Muon for models that torch shards: updates of whole matrices, and MuonBP's updates of blocks of rows."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ from references import batch, loss
 from trainings import Training
 
 LR, ROUNDING = 0.02, 1e-4
-"""A step changes an element by about LR · 0.2; bfloat16 rounds a result of another order by far less."""
+"""A step changes an element by about LR · 0.2.
+
+bfloat16 rounding of results in another order is far smaller.
+"""
 SHAPES = [(9, 5), (7, 9), (7, 7), (2, 7), (9, 2), (1, 9), (4, 1), (7, 4), (3, 7)]
-"""Rows that neither 2, 3 nor 4 divides, and fewer rows than ranks."""
+"""Shapes with numbers of rows that do not divide evenly, and with fewer rows than ranks."""
 
 
 class Net(nn.Module):
-    """Matrices of many shapes in a row, one that nobody uses, and vectors, which AdamW trains."""
+    """A model with matrices of many shapes, an unused one, and vectors, which AdamW trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ def muon(net: nn.Module, **options: Any) -> hpcsgd.ChainedOptimizer:
 def trained(
     world: Communicator, P: int, method: Method, steps: int, *, sharded: bool = True, **options: Any
 ) -> Iterator[tuple[nn.Module, hpcsgd.DistributedOptimizer]]:
-    """After each step."""
+    """Train, and yield the model and the optimizer after each step."""
     topology, net = form(world, P), Net()
     net = shard(net, topology) if sharded else net
     optimizer = hpcsgd.DistributedOptimizer(muon(net, **options), net, topology, method, bucket_cap_mb=3e-4)
@@ -72,7 +75,7 @@ def trained(
 
 
 def in_plain_torch(ranks: int, steps: int, **options: Any) -> Iterator[tuple[nn.Module, optim.Optimizer]]:
-    """torch's own Muon on whole matrices, with the mean gradient of all ranks."""
+    """Train with torch's own Muon on whole matrices, with the mean gradient of all ranks."""
     net = Net()
     optimizer = muon(net, **options)
     for t in range(steps):
@@ -105,7 +108,10 @@ def test_the_update_is_that_of_whole_matrices(run, P: int, K: int, options: dict
     "method", [lambda: hierarchical(2, optimizer_state=hpcsgd.AverageState), lambda: diloco(2)], ids=[0, 1]
 )
 def test_groups_train_as_those_that_are_not_sharded(run, method: Any) -> None:
-    """The same rows of one group meet those of another; what has not been updated has a state, too."""
+    """Each row is averaged with the same row of other groups.
+
+    Matrices without an update have a state, too.
+    """
 
     def both(world: Communicator) -> None:
         mine, theirs = (final(trained(world, 2, method(), 4, sharded=each)) for each in (True, False))
@@ -137,7 +143,7 @@ def test_groups_of_which_each_uses_other_matrices(run, method: Any) -> None:
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """−lr · the orthogonalized `x`, scaled by its shape, as torch's own Muon does it."""
+    """Return −lr · the orthogonalized `x`, scaled by its shape, as torch's own Muon computes it."""
     update = torch.zeros_like(x)
     update.grad = x
     optim.Muon(
@@ -149,7 +155,7 @@ def orthogonal(x: Tensor) -> Tensor:
 @pytest.mark.processes
 @pytest.mark.parametrize("K", [2, 4])
 def test_blocks_are_orthogonalized_between_whole_steps(run, K: int) -> None:
-    """MuonBP: steps 0, 3, … on whole matrices, the others on each rank's rows, scaled by their shape."""
+    """MuonBP uses whole matrices in steps 0, 3, …, and otherwise each rank's rows, scaled by their shape."""
     period, steps, momentum = 3, 5, 0.95
 
     def check(world: Communicator) -> None:
@@ -202,7 +208,7 @@ def periods_in_order(net: nn.Module) -> dict[nn.Parameter, int]:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("now", [(1, True), (1, False), (2, True), (4, True)], ids=str)
 def test_a_checkpoint_goes_on_at_its_place_in_the_period(run, tmp_path: Path, now: tuple[int, bool]) -> None:
-    """On the same ranks with the same bits; on others with the same state."""
+    """On the same ranks training continues with the same bits; on others it starts from the same state."""
 
     def new(world: Communicator, P: int, sharded: bool) -> Training:
         return Training(form(world, P), "muon by rows", bsp, make=Net, share=shard if sharded else None)
@@ -222,7 +228,7 @@ def test_a_checkpoint_goes_on_at_its_place_in_the_period(run, tmp_path: Path, no
         assert torch.equal(vector(again.net), vector(first.net))
         for i, state in first.optimizer.state_dict()["state"].items():
             torch.testing.assert_close(again.optimizer.state_dict()["state"][i], state, rtol=0, atol=0)
-        for t in (2, 3):  # of blocks, and of whole matrices
+        for t in (2, 3):  # first by blocks, then by whole matrices
             step(first, t)
             step(again, t)
         if now == (1, True):
@@ -248,7 +254,7 @@ def test_the_state_starts_anew(run) -> None:
 @pytest.mark.processes
 @pytest.mark.ranks(2)
 def test_muon_alone_and_master_weights(run) -> None:
-    """Muon that is no part of another optimizer, on bfloat16 with float32 copies."""
+    """Muon also works without a chained optimizer, on bfloat16 with float32 master weights."""
 
     def after(world: Communicator, sharded: bool) -> Tensor:
         topology = form(world, 1)
@@ -265,7 +271,7 @@ def test_muon_alone_and_master_weights(run) -> None:
             x, y = batch(t, 0, torch.float32)
             nn.functional.cross_entropy(net(x.bfloat16()).float(), y).backward()
             optimizer.step()
-            with warnings.catch_warnings(action="error"):  # torch warns if it has not seen the step
+            with warnings.catch_warnings(action="error"):  # torch warns if it has not noticed the step
                 scheduler.step()
         return torch.cat([whole(p).reshape(-1).float() for p in net.parameters()])
 
@@ -292,7 +298,10 @@ def test_the_iteration_is_torchs(shape: tuple[int, int], ns_steps: int) -> None:
 @pytest.mark.parametrize("K", [1, 2, 3, 4])
 @pytest.mark.parametrize("period", [1, 3])
 def test_rows_on_threads_have_the_bits_of_whole_matrices(run, K: int, period: int) -> None:
-    """Without torch's sharding: in whole steps torch's own Muon, in others also, for the rows as a matrix."""
+    """Without torch's sharding, whole steps have the bits of torch's own Muon.
+
+    The other steps have its bits with each rank's rows as a matrix.
+    """
     options: dict[str, Any] = {"lr": LR, "adjust_lr_fn": "match_rms_adamw"}
 
     def random(seed: int) -> list[Tensor]:
@@ -338,7 +347,7 @@ def test_rows_on_threads_have_the_bits_of_whole_matrices(run, K: int, period: in
 
 @pytest.mark.ranks(2)
 def test_rows_without_a_gradient_stay_and_hold_nobody_up(run) -> None:
-    """Also where the other rank has one."""
+    """Rows without a gradient stay unchanged, also if the other rank has a gradient."""
 
     def of_rank(world: Communicator) -> list[bool]:
         params = [nn.Parameter(torch.ones(4, 3)) for _ in range(3)]

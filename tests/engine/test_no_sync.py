@@ -1,4 +1,4 @@
-"""`no_sync()`: backward passes inside add up on each rank, and what comes after them averages the sum."""
+"""Gradients add up on each rank inside `no_sync()`, and are averaged after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from references import batch, loss, vector
 from references import model as make_model
 
 SMALL = 1e-6
-"""Megabytes of a bucket: every parameter has its own."""
+"""Megabytes per bucket, so few that every parameter has its own bucket."""
 METHODS: dict[str, Callable[[], Method]] = {
     "hierarchical": lambda: hpcsgd.hierarchical(2),
     "bsp": hpcsgd.bsp,
@@ -40,7 +40,7 @@ def backward(net: nn.Module, t: int, rank: int) -> None:
 
 
 def accumulate(net: nn.Module, optimizer: DistributedOptimizer, t: int, rank: int, passes: int) -> None:
-    """As many backward passes of one step, all but the last inside the block, as with DDP."""
+    """Make `passes` backward passes of one step, all but the last inside the block, as with DDP."""
     optimizer.zero_grad()
     for number in range(passes):
         last = number == passes - 1
@@ -84,7 +84,7 @@ def test_bits_are_those_of_gradient_accumulation_steps(
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("last_outside", [True, False])
 def test_any_number_of_passes_on_each_rank(run, n: int, overlap: bool, last_outside: bool) -> None:
-    """Against plain torch with the sum of each rank's losses; also where no pass follows the block."""
+    """Training is as in plain torch with the sum of each rank's losses, also if no pass follows the block."""
 
     def passes(t: int, rank: int) -> int:
         return 1 + (t + rank) % 3
@@ -129,7 +129,7 @@ class TwoLayers(nn.Module):
 @pytest.mark.parametrize("last_outside", [True, False])
 @pytest.mark.ranks(2)
 def test_parameters_that_only_passes_inside_have_used(run, overlap: bool, last_outside: bool) -> None:
-    """They are updated; those that no pass has used are not."""
+    """Parameters that only passes inside the block use are updated; unused parameters are not."""
 
     def train(world: Communicator) -> tuple[Tensor, list[bool]]:
         net = TwoLayers()
@@ -164,7 +164,7 @@ def test_parameters_that_only_passes_inside_have_used(run, overlap: bool, last_o
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.ranks(2)
 def test_gradients_are_the_ranks_own_inside_and_averaged_outside(run, overlap: bool) -> None:
-    """Only one rank looks at them inside, and no other has to."""
+    """One rank may look at its gradients inside the block while the others do not."""
 
     def gradients(net: nn.Module) -> Tensor:
         return torch.cat(
@@ -195,7 +195,7 @@ def test_gradients_are_the_ranks_own_inside_and_averaged_outside(run, overlap: b
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_gradients_that_only_another_rank_has(run, overlap: bool) -> None:
-    """None inside the block, as with DDP; after it, what clips in a script's own way finds them."""
+    """Inside the block the gradients are None, as with DDP. After it, a script's own clipping finds them."""
 
     def body(world: Communicator) -> None:
         net = TwoLayers()
@@ -230,7 +230,7 @@ CALLS: dict[str, Callable[[DistributedOptimizer], Any]] = {
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 1), (2, 2)])
 def test_inside_the_block_it_is_refused(run, P: int, K: int, call: str, overlap: bool, first: bool) -> None:
-    """On all ranks, before an update, and the optimizer goes on where the script catches it."""
+    """All ranks refuse the call before an update. The optimizer continues if the script catches the error."""
 
     def body(world: Communicator) -> None:
         net = make_model()
@@ -262,7 +262,7 @@ def test_inside_the_block_it_is_refused(run, P: int, K: int, call: str, overlap:
 @pytest.mark.parametrize("inside", [0, 1])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_call_inside_on_one_rank_alone(run, call: str, overlap: bool, inside: int, first: bool) -> None:
-    """All ranks of the group get one line, which names the block, and none has made an update."""
+    """All ranks of the group get one line that names the block, and no rank makes an update."""
     lines: dict[int, str] = {}
 
     def body(world: Communicator) -> None:
@@ -281,7 +281,7 @@ def test_a_call_inside_on_one_rank_alone(run, call: str, overlap: bool, inside: 
             assert torch.equal(vector(net), before)
             lines[world.rank] = str(error)
             world.barrier()
-            raise  # gradients that one rank alone has sent end with it
+            raise  # this also ends the reduction that one rank alone began
 
     with pytest.raises(UserError, match=r"in no_sync"):
         run(2, body)
@@ -345,7 +345,7 @@ def test_nested_blocks_and_exceptions(run, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.ranks(2)
 def test_with_gradient_accumulation_steps(run, overlap: bool) -> None:
-    """Passes inside do not count as such: two more, and the gradients leave."""
+    """Passes inside `no_sync()` do not count. Gradients are sent after the set number of other passes."""
 
     def body(world: Communicator) -> None:
         found = []

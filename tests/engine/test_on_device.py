@@ -1,4 +1,4 @@
-"""The optimizer on a device: its state, clipping, loss scaling, gradients that come on several streams."""
+"""The optimizer on a device: its state, clipping, loss scaling, and gradients from several streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tensors(state: dict[str, Any]) -> dict[tuple[int, str], Tensor]:
 
 
 def moved(state: Any) -> Any:
-    """As torch.load(…, map_location="cpu") gives it."""
+    """Return the state as `torch.load(…, map_location="cpu")` would."""
     return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, state)
 
 
@@ -150,7 +150,7 @@ def test_all_skip_the_same_steps(pattern: str) -> None:
 
 
 def two_branches(world: Communicator, side_is_slow: bool, device: torch.device = HOST) -> Tensor:
-    """One of them computed on a stream of its own, and so are its gradients."""
+    """Train two branches, of which one and its gradients are computed on a separate stream."""
     net = nn.ModuleList([nn.Linear(30, 30), nn.Linear(30, 30)])
     generator = torch.Generator().manual_seed(world.rank)
     with torch.no_grad():

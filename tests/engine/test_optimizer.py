@@ -1,4 +1,4 @@
-"""What stays as in PyTorch around a `DistributedOptimizer`, and what is refused."""
+"""What stays as in PyTorch around a `DistributedOptimizer`, and what it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOMENTUM: MakeOptimizer = lambda params: optim.SGD(params, lr=0.1, momentum=0.9)
 
 
 def plain(N: int, make: MakeOptimizer, before_step: Callable[[nn.Module], None] = lambda net: None) -> Tensor:
-    """One process on the batch of N ranks."""
+    """Train one process on the batch of N ranks, and return its parameters."""
     net = make_model()
     optimizer = make(list(net.parameters()))
     for t in range(STEPS):
@@ -41,7 +41,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 @pytest.mark.parametrize(("n", "P"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)])
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 def test_clipping_is_exact(run, n: int, norm_type: float, P: int) -> None:
-    """By bsp, whose update uses the gradient of all ranks, in one level and in two."""
+    """Clipping is tested with bsp, whose update uses the gradient of all ranks, in one level and in two."""
 
     def clipped(world: Communicator) -> tuple[Tensor, list[float]]:
         topology, net = form(world, groups=P), make_model()
@@ -68,7 +68,7 @@ def test_clipping_is_exact(run, n: int, norm_type: float, P: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_clipping_where_elements_lie_in_another_order(run, n: int) -> None:
-    """As those of a convolution in channels_last, also where gradients stay where autograd puts them."""
+    """Elements may lie in another order, as in channels_last, also if gradients stay in autograd's memory."""
 
     def clipped(world: Communicator) -> tuple[float, float]:
         net = nn.ParameterList([torch.arange(12.0).view(3, 4).t()])
@@ -212,7 +212,7 @@ def test_frozen_and_tied_parameters(run, n: int) -> None:
     def trained(world: Communicator) -> Tensor:
         topology, net = form(world), tied()
         with torch.no_grad():
-            net[0].weight.add_(world.rank)  # frozen, and yet the same on all ranks afterwards
+            net[0].weight.add_(world.rank)  # frozen, but wrapping makes it the same on all ranks
         optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         for t in range(STEPS):
             one_step(net, optimizer, topology, t)
@@ -266,7 +266,7 @@ def test_state_goes_to_a_plain_optimizer_and_back(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_state_from_before_the_wrapping_is_kept(run, n: int) -> None:
-    """Adagrad has state from the start; here it has made steps already."""
+    """Adagrad has state from the start, and here it has already made steps before wrapping."""
 
     def wrapped_late(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
@@ -364,7 +364,7 @@ def test_closure(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_of_either_kind(run, n: int, set_to_none: bool) -> None:
-    """Views that zero_grad cut silently once meant: no error, no learning."""
+    """Training goes on after gradients are zeroed or dropped, although they are views."""
 
     def zeroed(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()

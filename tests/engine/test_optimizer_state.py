@@ -1,4 +1,4 @@
-"""The optimizer's state on the positions of a group; a parameter that is a single number is the hard case."""
+"""The optimizer's state on the ranks of a group; a parameter that is a single number is the hard case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainings import OPTIMIZERS, Net, Training
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_moments_are_all_tensors_of_the_own_pieces(run, n: int) -> None:
-    """Those with a value for every element, and the number of steps that belongs to them."""
+    """The state has tensors with a value for every element that this rank owns, and their number of steps."""
 
     def of_rank(world: Communicator) -> tuple[set[str], int, int]:
         training = Training(form(world), "AdamW")
@@ -52,7 +52,7 @@ def test_a_state_dict_goes_on(run, n: int, optimizer: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_state_dict_is_that_of_torch(run, n: int) -> None:
-    """With the same keys and shapes, so that either takes the other's."""
+    """The keys and shapes are the same, so each optimizer can load the state of the other."""
 
     def shapes(world: Communicator) -> dict[tuple[int, str], torch.Size]:
         training = Training(form(world), "AdamW")

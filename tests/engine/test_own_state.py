@@ -1,4 +1,4 @@
-"""Whose `state_dict()` a rank may load: its own, and another one's where that is the same."""
+"""A rank may load its own `state_dict()`, and that of another rank only if both are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
     "bsp": hpcsgd.bsp,
     "hierarchical": lambda: hpcsgd.hierarchical(2),
     "diloco": lambda: hpcsgd.diloco(2),
-    "nothing kept": lambda: hpcsgd.sasgd(2),  # by one group
+    "nothing kept": lambda: hpcsgd.sasgd(2),  # with one group
     "error feedback": lambda: hpcsgd.bsp(grad_reduce=hpcsgd.Sparse(hpcsgd.TopK(0.25))),
 }
 
@@ -39,7 +39,7 @@ def train(world: Communicator, net: nn.Module, optimizer: Any, steps: range) -> 
 
 
 def after_two_steps(world: Communicator, P: int, method: str) -> tuple[nn.Module, Any, list[dict[str, Any]]]:
-    """A training, and the states of all ranks."""
+    """Return a training after two steps, and the states of all ranks."""
     net, optimizer = made(world, P, method)
     train(world, net, optimizer, range(2))
     return net, optimizer, world.gather_objects(copy.deepcopy(optimizer.state_dict()))
@@ -74,7 +74,7 @@ def test_what_is_the_same_everywhere_one_rank_may_save_for_all(run, method: str,
     ],
 )
 def test_another_rank_s_own_state_is_refused(run, method: str, P: int, K: int, has: str) -> None:
-    """Before anything is taken, and on no other rank than where it is wrong."""
+    """Another rank's state is refused before anything is loaded, and only on the rank where it is wrong."""
 
     def body(world: Communicator) -> None:
         net, optimizer, states = after_two_steps(world, P, method)
@@ -95,7 +95,7 @@ def test_another_rank_s_own_state_is_refused(run, method: str, P: int, K: int, h
 
 @pytest.mark.ranks(4)
 def test_in_a_group_all_ranks_may_have_the_state_of_one(run) -> None:
-    """Of hierarchical local SGD, which keeps nothing else."""
+    """Hierarchical local SGD keeps no other state, so all ranks of a group may load that of one."""
 
     def body(world: Communicator) -> None:
         net, optimizer, states = after_two_steps(world, 2, "hierarchical")

@@ -1,4 +1,4 @@
-"""Optimizers that are more than `step()`: closures and other methods, against one process."""
+"""Optimizers with closures and methods other than `step()` work as in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mean_loss(net: nn.Module, t: int, ranks: range) -> Tensor:
 
 
 def step(optimizer: Any, compute: Callable[[], Tensor], way: str) -> Any:
-    """One step `with a backward pass before`, or with a closure alone that drops gradients, or does not."""
+    """Make one step with a closure, which may drop gradients, or which follows a backward pass."""
 
     def closure() -> Tensor:
         if way == "dropping gradients":
@@ -113,7 +113,7 @@ def test_ranks_whose_pieces_have_not_moved_evaluate_again_too(run) -> None:
         net = model()
         with torch.no_grad():
             for param in list(net.parameters())[1:]:
-                param.zero_()  # 1.5 of which is the same
+                param.zero_()  # 1.5 times zero is the same
         return net
 
     def cut(world: Communicator) -> Tensor:
@@ -162,7 +162,7 @@ def test_masters_are_rounded_while_a_closure_runs(run, n: int, elementwise: bool
 
 @pytest.mark.ranks(2)
 def test_methods_that_go_by_the_loss_know_it_before_the_update(run) -> None:
-    """Also where gradients of the last step are still there, and nobody averages any."""
+    """The loss is known before the update, also if old gradients are still there and none are averaged."""
     for found in run(
         2, by_ranks, 2, Polyak, "dropping gradients", lambda: adacomm(initial_sync_every=1, adapt_every=2)
     ):
@@ -258,7 +258,7 @@ def test_a_closure_has_to_return_a_loss(run) -> None:
 
 
 def schedule_free(net: nn.Module, around: Callable[[optim.Optimizer], Any], ranks: range) -> list[Tensor]:
-    """The weights to evaluate after every second step, and in the end those to go on from."""
+    """Return the weights for evaluation after every second step, and finally those for training."""
     inner = ScheduleFree(net.parameters())
     optimizer = around(inner)
     found = []
@@ -279,7 +279,7 @@ def schedule_free(net: nn.Module, around: Callable[[optim.Optimizer], Any], rank
 def test_weights_for_an_evaluation_are_those_of_one_process(
     run, P: int, K: int, options: dict[str, Any]
 ) -> None:
-    """By a method of the optimizer, called here or on the object that was wrapped."""
+    """The optimizer's own method sets the weights, called on the wrapper or on the wrapped optimizer."""
     expected = schedule_free(model(), lambda inner: inner, range(P * K))
 
     def of_rank(world: Communicator) -> list[Tensor]:

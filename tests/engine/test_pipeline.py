@@ -1,5 +1,4 @@
-"""Phases of a step that go on beside each other: to the bits of one after the other, and no later than they
-have to."""
+"""Overlapping phases of a step give the bits of sequential ones, and begin no later than they have to."""
 
 from __future__ import annotations
 
@@ -43,9 +42,9 @@ from references import model as make_model
 from shapes import some
 
 STEPS = 4
-PATIENCE = 60.0  # seconds; the machine may be busy
+PATIENCE = 60.0  # seconds, because the machine may be busy
 LAYER, FEW, WHOLE = 1e-6, 1e-4, 1.0
-"""Megabytes of a bucket: every parameter has its own; three buckets; one."""
+"""Megabytes per bucket: for one bucket per parameter, for three buckets, and for one."""
 OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "momentum": lambda net: optim.SGD(groups_of(net), lr=0.1, momentum=0.9, nesterov=True),
     "AdamW": lambda net: optim.AdamW(groups_of(net), lr=0.01, weight_decay=0.1, amsgrad=True),
@@ -98,7 +97,7 @@ def trained(
     dtype: torch.dtype = torch.float64,
     prefetch: bool = False,
 ) -> list[Tensor]:
-    """Parameters and the distance after each step."""
+    """Train, and return the parameters and the model distance after each step."""
     net = make_model(world.rank, dtype)
     master = torch.float32 if dtype == torch.bfloat16 else None
     topology = form(world, P)
@@ -124,7 +123,7 @@ late = functools.partial(trained, prefetch=True)
 
 @contextlib.contextmanager
 def in_the_plain_order() -> Iterator[None]:
-    """All gradients, the whole update, the meeting, all of the model: one after the other, on one lane."""
+    """Run all gradients, the whole update, the synchronization and all gathers in sequence, on one thread."""
 
     def met(s: Any, how: Any, param_gather: ParamGather, updated: Any) -> None:
         updated = list(updated)
@@ -147,7 +146,7 @@ def in_the_plain_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_many_parts() -> Iterator[None]:
-    """No bucket is there when the one before it is."""
+    """Pretend that no bucket has arrived when the one before it has."""
     with mock.patch.object(Work, "done", return_value=False):
         yield
 
@@ -168,7 +167,7 @@ def same_bits(here: list[list[Tensor]], there: list[list[Tensor]]) -> bool:
 def test_the_bits_are_those_of_the_plain_order(
     run, method: str, inner: str, P: int, K: int, bucket_cap_mb: float, passes: int, clip: float | None
 ) -> None:
-    """Whatever becomes of gradients between backward() and step(), and whatever the buckets."""
+    """The bits are the same for all bucket sizes, numbers of backward passes, and kinds of clipping."""
     arguments = (P, METHODS[method], inner, bucket_cap_mb, passes, clip)
     with in_the_plain_order():
         plain = run(P * K, trained, *arguments)
@@ -186,7 +185,7 @@ def test_the_bits_are_those_of_the_plain_order(
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_so_are_those_of_each_kind_of_method(run, method: str, dtype: torch.dtype, P: int, K: int) -> None:
-    """With masters, too."""
+    """The bits are the same for each kind of method, also with master weights."""
     arguments = (P, METHODS[method], "AdamW", LAYER, 1, None, dtype)
     with in_the_plain_order():
         plain = run(P * K, trained, *arguments)
@@ -236,7 +235,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Until:
-    """As `AllToAll`, but all buckets wait until something has become of the first one's chunk."""
+    """An `AllToAll` whose later buckets wait until `become` is true of the first bucket's shard."""
 
     traits = AllToAll.traits
 
@@ -309,7 +308,7 @@ def test_a_bucket_is_gathered_while_the_next_one_crosses_groups(method: Callable
     calls: Counter[ThreadBackend] = Counter()
 
     def allgather(backend: ThreadBackend, *arguments: Tensor) -> None:
-        if arguments[0].dtype != torch.uint8:  # in which ranks agree on what they are doing
+        if arguments[0].dtype != torch.uint8:  # uint8 messages only compare the calls of ranks
             gathered.append(backend.rank)
         plain_allgather(backend, *arguments)
 
@@ -337,12 +336,12 @@ def test_a_bucket_is_gathered_while_the_next_one_crosses_groups(method: Callable
     ids=["alone", "nothing due", "one begins", "a fragment begins"],
 )
 def test_a_bucket_is_gathered_while_the_next_one_is_updated(method: Callable[[], Method]) -> None:
-    """Where nobody meets after the step, and where no late meeting arrives."""
+    """This holds if no synchronization follows the step and no delayed one is due."""
     gathered: list[int] = []
     updated: Counter[ShardedOptimizer] = Counter()
 
     def allgather(backend: ThreadBackend, *arguments: Tensor) -> None:
-        if arguments[0].dtype != torch.uint8:  # in which ranks agree on what they are doing
+        if arguments[0].dtype != torch.uint8:  # uint8 messages only compare the calls of ranks
             gathered.append(backend.rank)
         plain_allgather(backend, *arguments)
 
@@ -362,7 +361,7 @@ def test_a_bucket_is_gathered_while_the_next_one_is_updated(method: Callable[[],
 
 
 def test_who_is_through_with_each_bucket_by_itself() -> None:
-    """A sparse gradient reduction selects when it has seen the last one."""
+    """Sparse gradient reductions do not finish each bucket separately; they select after the last bucket."""
     assert bsp().grad_reduce.traits.per_bucket
     assert bsp(ReduceScatter()).grad_reduce.traits.per_bucket
     assert WithAllgather(AllToAll()).traits.per_bucket
@@ -372,7 +371,7 @@ def test_who_is_through_with_each_bucket_by_itself() -> None:
 
 @pytest.mark.ranks(2)
 def test_hooks_of_the_wrapped_optimizer_are_called_once_and_see_all(run) -> None:
-    """What they are registered at sees no parts."""
+    """The hooks are registered at an optimizer that shows them all parameters, not parts."""
 
     def train(world: Communicator) -> tuple[list[int], float, int]:
         net = make_model()
@@ -422,7 +421,7 @@ def one_step_of_many_parts(world: Communicator, kind: type[optim.SGD] = optim.SG
 
 
 class Counting(optim.SGD):
-    """Counts its steps itself, as some do in their param groups."""
+    """An optimizer that counts its steps itself, as some do in their parameter groups."""
 
     steps = 0
 
@@ -433,7 +432,7 @@ class Counting(optim.SGD):
 
 @pytest.mark.ranks(2)
 def test_who_is_not_known_makes_one_step(run) -> None:
-    """Whatever is said about its elements."""
+    """An optimizer of an unknown class makes one step, whatever is declared about its elements."""
     with in_many_parts():
         counts = run(2, lambda world: one_step_of_many_parts(world, Counting).local.optimizer.steps)
     assert counts == [1, 1]
@@ -441,7 +440,7 @@ def test_who_is_not_known_makes_one_step(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_in_parts_the_optimizer_and_its_groups_stay(run) -> None:
-    """A scheduler notices each step, and state has counted it once."""
+    """A scheduler notices each step, and the state counts it once."""
 
     def train(world: Communicator) -> tuple[list[float], bool, float]:
         net = make_model()
@@ -466,7 +465,7 @@ def test_in_parts_the_optimizer_and_its_groups_stay(run) -> None:
 
 
 def test_lanes_end_with_what_was_never_used() -> None:
-    """One hands over to the other while that is about to end."""
+    """The threads end even if one passes work to another that is about to end."""
 
     def leave(world: Communicator) -> None:
         net = make_model()

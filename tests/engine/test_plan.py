@@ -1,4 +1,4 @@
-"""The plan of a step: what it says of methods, and that the engine and the cost model have the same one."""
+"""The plan of a step describes methods, and it is the same for the engine and the cost model."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ TENSORS = Update("tensors")
         (lambda: hierarchical(2), Update(), "elements", False, True, True),
         (lambda: hierarchical(2), TENSORS, "tensors", False, True, True),
         (lambda: hierarchical(2), WHOLE, "model", True, False, True),
-        (lambda: hierarchical(2), Update("model"), "model", True, True, True),  # the user's word alone
+        (lambda: hierarchical(2), Update("model"), "model", True, True, True),  # declared only by the user
         (lambda: ensemble_sync(2), TENSORS, "model", True, False, True),
         (lambda: hierarchical(2, Sparse(TopK(0.1))), WHOLE, "model", False, False, True),
         (lambda: selsync(0.3), Update(), "elements", False, False, False),
@@ -147,7 +147,10 @@ WAITS: dict[str, tuple[Callable[[], Method], Waits]] = {
 
 @pytest.mark.parametrize("case", [*REFERENCES.values(), *EXCEPTIONS.values()], ids=lambda case: case.method)
 def test_every_method_says_who_waits_for_whom(case: Case | Exempt) -> None:
-    """A method is built upon its averager's word, and its rule is there or the reason why there is none."""
+    """The plan says which ranks wait for which.
+
+    For each method there is a rule, or a reason why there is none.
+    """
     waits = StepPlan.of(case.new()).waits
     assert isinstance(waits, Waits)
     if depends_on_the_training(waits):
@@ -195,7 +198,7 @@ def test_a_run_goes_by_the_stages_of_its_method() -> None:
     for method in inside:
         assert stages_of(method, 10) == [(A, 3), (B, 4), (C, 3)]
     assert stages_of(switch(switch(first(), then(), 7), last(), 3), 10) == [(A, 3), (C, 7)]
-    assert stages_of(switch(first(), switch(then(), last(), 3), 3), 10) == [(A, 3), (B, 7)]  # step 3 is over
+    assert stages_of(switch(first(), switch(then(), last(), 3), 3), 10) == [(A, 3), (B, 7)]  # step 3 is past
     for method in (post_local(4), switch(sgp(), post_local(4), 3)):
         with pytest.raises(UserError, match="it is not known when this method switches") as told:
             StepPlan.of(method).of_run(10)

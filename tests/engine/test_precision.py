@@ -1,4 +1,4 @@
-"""What job files call a precision: what it computes in, and whom it leaves a step out for."""
+"""The precisions of a job file: what they compute in, and which steps they skip."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_without_more_it_is_the_plain_loop() -> None:
     assert made.step(optimizers[1])
     assert torch.equal(vector(nets[0]), vector(nets[1]))
     assert made.state_dict() == {}
-    made.load_state_dict({"scale": 4.0})  # of a run in float16
+    made.load_state_dict({"scale": 4.0})  # state of a run in float16
 
 
 @pytest.mark.ranks(4)
 def test_a_step_that_overflows_anywhere_is_made_by_nobody(run) -> None:
-    """And goes on with the scale, after a restart, where it had come to."""
+    """All ranks skip a step that overflows on one rank. A restart continues with the last loss scale."""
 
     def trained(world: Communicator) -> tuple[list[bool], list[int], float]:
         net = model(dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Weights that arrive after the step: in place for whoever reads them, and nobody else waits."""
+"""Weights that arrive after the step are complete wherever they are read, and nothing else waits."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from references import model as make_model
 
 STEPS = 3
 LAYER = 1e-6
-"""Megabytes of a bucket: every parameter has its own."""
+"""Megabytes per bucket, so few that every parameter has its own bucket."""
 PATIENCE = 60.0
 
 
 class Doubled(torch.autograd.Function):
-    """As an extension does it: no operation of torch sees the weight."""
+    """An operation as in an extension: no operation of torch sees the weight."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Doubled(torch.autograd.Function):
 
 
 class Hazards(nn.Module):
-    """Weights read everywhere but in the call of the module that has them."""
+    """A model whose weights are read in other ways than by calling the module that has them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Hazards(nn.Module):
         x = x + checkpoint(self.checkpointed, x, use_reentrant=False)
         x = self.normalized(x) * Doubled.apply(self.doubled)
         x = x + torch.stack(list(self.bare)).sum(0)
-        return functional.linear(x, self.embedding.weight)  # tied
+        return functional.linear(x, self.embedding.weight)  # tied weights
 
 
 def entropy(net: nn.Module, t: int, rank: int) -> Tensor:
@@ -87,7 +87,7 @@ def wrapped(world: Communicator, net: nn.Module, *, prefetch: bool = True) -> An
 
 
 class Held:
-    """In place of a `Work`: what others own of a bucket is not a number before somebody waits."""
+    """A replacement for `Work`: a bucket's shards of other ranks are NaN until `wait()` is called."""
 
     def __init__(self, b: Bucket, work: Work, waits: list[Bucket]) -> None:
         work.wait()
@@ -104,7 +104,7 @@ class Held:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
-    """Nothing arrives before somebody waits for it; these are the buckets for which somebody has."""
+    """Hold all gathered weights back until `wait()`, and return the buckets that were waited for."""
     found: list[Bucket] = []
     plain = pending_params.PendingParams.begin
 
@@ -180,7 +180,7 @@ def test_whoever_reads_waits(reader: str, waits: list[Bucket]) -> None:
 
 
 def test_weights_given_by_name_arrive(waits: list[Bucket]) -> None:
-    """In lists, too; what is given by position is asked elsewhere."""
+    """Weights passed by keyword arrive, also in lists."""
 
     def read(world: Communicator) -> bool:
         net = make_model()
@@ -195,7 +195,7 @@ def test_weights_given_by_name_arrive(waits: list[Bucket]) -> None:
 
 
 def test_the_next_step_begins_when_all_is_there(waits: list[Bucket]) -> None:
-    """Also for weights that the forward pass has not used."""
+    """The next step waits for all weights, also for those that the forward pass has not used."""
 
     def train(world: Communicator) -> bool:
         net = make_model()
@@ -236,7 +236,7 @@ def test_who_needs_no_values_does_not_wait(waits: list[Bucket]) -> None:
 
 
 def test_a_layer_waits_for_its_own_weights_alone(waits: list[Bucket]) -> None:
-    """And those that the forward pass uses first are the first to leave."""
+    """The weights that the forward pass uses first are also gathered first."""
 
     def use(world: Communicator) -> list[str]:
         net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -262,7 +262,7 @@ def test_a_layer_waits_for_its_own_weights_alone(waits: list[Bucket]) -> None:
 
 
 class Unseen(nn.Linear):
-    """As an extension in C++ has it: torch hands nothing over when it reads its own weight."""
+    """A layer as in a C++ extension: torch does not see that it reads its own weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
@@ -283,7 +283,7 @@ def test_a_layer_that_torch_does_not_see_waits_before_its_call(waits: list[Bucke
 
 
 class Own(nn.Parameter):
-    """Somebody else's kind."""
+    """A parameter class of another library."""
 
 
 def test_parameters_of_other_classes_arrive_in_the_step(waits: list[Bucket]) -> None:
@@ -326,7 +326,7 @@ def test_who_waits_hears_what_went_wrong() -> None:
             made.step()
 
     def gone(backend: ThreadBackend, out: Tensor, x: Tensor) -> None:
-        if x.dtype != torch.uint8:  # in which ranks agree on what they are doing
+        if x.dtype != torch.uint8:  # uint8 messages only compare the calls of ranks
             raise RuntimeError("the link is gone")
         plain_allgather(backend, out, x)
 

@@ -1,4 +1,4 @@
-"""`hpcsgd.QHAdam` against numpy, against torch's AdamW where it is that, and under local training."""
+"""`hpcsgd.QHAdam` against numpy, against torch's AdamW where both are the same, and in local training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1)])
 def by_numpy(
     x: Any, gradients: Any, lr: float, b1: float, b2: float, nu: float, eps: float, wd: float
 ) -> Any:
-    """The paper's formulas, as they are printed."""
+    """Compute the paper's formulas as they are printed."""
     u, v = np.zeros_like(x), np.zeros_like(x)
     for g in gradients:
         u = b1 * u + (1 - b1) * g
@@ -194,7 +194,7 @@ def made(params: Any) -> QHAdam:
 
 @SHAPES
 def test_des_loc_governs_its_moments(run, P: int, K: int) -> None:
-    """Against one process for each group, with means of the parameters, of u and of v at their intervals."""
+    """One process per group is the reference, with means of the parameters, u and v at their intervals."""
     intervals = {"x": 1, "exp_avg": 2, "exp_avg_sq": 3}
     nets = [model() for _ in range(P)]
     optimizers = [made(net.parameters()) for net in nets]
@@ -238,7 +238,7 @@ def test_each_rank_of_a_group_has_a_part_of_its_state(run) -> None:
 
 @pytest.mark.parametrize("now", [(2, 2), (3, 1), (1, 3)])
 def test_a_checkpoint_continues_on_other_ranks(run, tmp_path: Path, now: tuple[int, int]) -> None:
-    """All groups see the same, so that the training does not depend on their number."""
+    """All groups use the same batches, so that the training does not depend on their number."""
     P, K = now
 
     def steps(world: Communicator, P: int, first: int, last: int) -> Tensor:

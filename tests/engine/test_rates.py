@@ -1,5 +1,4 @@
-"""One truth for the learning rate of a step: warm-up included, the same for gradient reduction, update and
-meeting."""
+"""Gradient reduction, update and synchronization use the same learning rate in a step, warm-up included."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ WHERE = ["the inner optimizer before", "the inner optimizer after", "the wrapper
 def warmed_up(
     world: Communicator, P: int, method: Method, around: str
 ) -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
-    """Plain SGD whose rate climbs, in small buckets."""
+    """Return a model and plain SGD with a learning-rate warm-up and small buckets."""
     net = model()
     inner = optim.SGD(net.parameters(), lr=LR)
     if around == WHERE[0]:
@@ -44,7 +43,7 @@ def warmed_up(
 
 @dataclass(frozen=True)
 class Late:
-    """`inner`, but shares are made once the update has begun, whose rate is another one."""
+    """`inner`, but the shares are computed after the update has begun, whose rate is a different one."""
 
     inner: TopK
     begun: threading.Event
@@ -65,7 +64,7 @@ class Late:
 @pytest.mark.parametrize("around", WHERE)
 @pytest.mark.parametrize("n", [2, 4])
 def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str) -> None:
-    """All elements are sent, so it is plain SGD, however late the reduction is carried out."""
+    """All elements are sent, so training is that of plain SGD, however late the reduction runs."""
 
     def trained(world: Communicator) -> list[Tensor]:
         begun = threading.Event()
@@ -94,7 +93,7 @@ def test_sasgd_meets_at_the_rate_of_the_step(run, P: int, K: int, around: str) -
 
 @dataclass
 class Never:
-    """Notes the rate of each step."""
+    """A schedule that never synchronizes and records the rate of each step."""
 
     asked: list[float]
     traits = ScheduleTraits()
@@ -106,7 +105,7 @@ class Never:
 
 @dataclass
 class Noting:
-    """The mean of the gradients; the rate that it is told of, for every bucket."""
+    """A mean of the gradients that records the learning rate it gets with every bucket."""
 
     seen: list[float]
     traits = replace(AllToAll.traits, per_bucket=False)

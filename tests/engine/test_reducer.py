@@ -1,4 +1,4 @@
-"""Gradients on their way: in the order of the buckets, while the backward pass goes on, never stale."""
+"""Gradients are sent in the order of the buckets, during the backward pass, and are never stale."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from references import batch, gathered_step, loss, one_step, vector
 from references import model as make_model
 
 SMALL = 1e-6
-"""Megabytes of a bucket: every parameter has its own."""
+"""Megabytes per bucket, so few that every parameter has its own bucket."""
 
 
 @dataclass
 class Watched:
-    """An allreduce that notes which buckets came, and whether the backward pass was over."""
+    """An allreduce that records the buckets, and whether the backward pass was over."""
 
     backward_over: list[bool] = field(default_factory=lambda: [False])
     seen: list[tuple[int, bool]] = field(default_factory=list)
@@ -71,7 +71,7 @@ def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overla
 
 @pytest.mark.ranks(2)
 def test_what_is_sent_in_the_backward_pass_belongs_to_it(run) -> None:
-    """As ranks that wait for each other are told."""
+    """While gradients are sent, `activity()` names the backward pass of their step."""
 
     def train(world: Communicator) -> set[str]:
         topology, net = form(world), make_model()
@@ -92,7 +92,7 @@ def test_what_is_sent_in_the_backward_pass_belongs_to_it(run) -> None:
 
 
 class Switching(nn.Module):
-    """Which of two layers is used depends on the rank, and so does the order of arrival."""
+    """A model in which the rank decides which layers are used, and in which order gradients are complete."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Switching(nn.Module):
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("orders", [([0, 1], [1, 0]), ([0, 1], [1]), ([0], [1]), ([0], [])])
 def test_ranks_may_use_their_layers_in_other_orders(run, n: int, orders: tuple[list[int], list[int]]) -> None:
-    """Gradients that a rank has not count as zero there."""
+    """A gradient that a rank lacks counts as zero there."""
 
     def backward(rank: int) -> Switching:
         net = Switching()
@@ -137,7 +137,7 @@ def test_ranks_may_use_their_layers_in_other_orders(run, n: int, orders: tuple[l
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -> None:
-    """As when the norm is not finite."""
+    """A script may skip a step after clipping, for example because the norm is not finite."""
 
     def train(world: Communicator) -> Tensor:
         net = make_model()
@@ -146,7 +146,7 @@ def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -
             optimizer.zero_grad(set_to_none)
             loss(net, *batch(t, world.rank)).backward()
             optimizer.clip_grad_norm_(100.0)
-            optimizer.clip_grad_norm_(100.0)  # a second time is no second reduction
+            optimizer.clip_grad_norm_(100.0)  # clipping again does not reduce again
             if t not in (1, 2):
                 optimizer.step()
         return vector(net)
@@ -161,7 +161,7 @@ def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
-    """The hooks of the first time must not send."""
+    """The hooks of the first wrapping must not send anything."""
 
     def train(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
@@ -184,7 +184,7 @@ def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
 @pytest.mark.parametrize("n", [2])
 @pytest.mark.parametrize("options", [{}, {"overlap_param_gather": True}, {"gradient_accumulation_steps": 2}])
 def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str, Any]) -> None:
-    """Or one training after the other in a process, as in a search, would need the memory of all."""
+    """Otherwise several trainings in one process, as in a search, would need the memory of all of them."""
 
     def train(world: Communicator) -> list[bool]:
         topology, net = form(world), make_model()
@@ -197,7 +197,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str
         kept = [weakref.ref(each) for each in (optimizer, net, next(net.parameters()))]
         del optimizer, net
         world.run(lambda: None, "what the lane holds until it is given more").wait()
-        for turn in range(n):  # of two threads that collect at once, one is turned away
+        for turn in range(n):  # a collection does nothing while another thread collects
             if turn == world.rank:
                 gc.collect()
             world.barrier()
@@ -206,7 +206,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str
     assert run(n, train) == [[True] * 3] * n
 
 
-@pytest.mark.filterwarnings("ignore:Using backward")  # of the reference cycle
+@pytest.mark.filterwarnings("ignore:Using backward")  # about the reference cycle
 @pytest.mark.parametrize("n", [1, 2])
 def test_gradients_with_a_graph_of_their_own(run, n: int) -> None:
     def train(world: Communicator) -> Tensor:
@@ -239,7 +239,7 @@ def test_sparse_gradients_are_refused(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_backward_pass_is_not_captured(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a CUDA graph: what is sent in it would never be sent again."""
+    """A backward pass captured as a CUDA graph is refused, because a replay would not send the gradients."""
     monkeypatch.setattr("hpcsgd.engine.reducer.captured", lambda device: device.type == "cpu")
 
     def trained(world: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""Loss scaling: gradients are judged once they have been reduced, and all ranks skip the same steps."""
+"""Gradients are checked for overflow after the reduction, so that all ranks skip the same steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from references import average, batch, gathered_gradient, loss, model, vector
 
 STEPS, EVERY, GROWTH = 9, 2, 2
 BAD = {2: 1, 5: 0}
-"""The step, and the rank whose loss is infinite then."""
+"""By step: the rank whose loss is infinite."""
 SHAPES = [(1, 2), (2, 1), (1, 4), (2, 2), (4, 1)]
 
 
@@ -32,7 +32,7 @@ def sgd(net: nn.Module) -> optim.Optimizer:
 def distributed(
     world: Communicator, P: int, method: Method, clip: bool
 ) -> tuple[list[Tensor], list[float], int]:
-    """Parameters and scale after every step, and the number of updates."""
+    """Return the parameters and the scale after every step, and the number of updates."""
     net = model(dtype=torch.float32)
     optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world, groups=P), method, bucket_cap_mb=1e-4)
     scaler = hpcsgd.GradScaler("cpu", init_scale=2.0**10, growth_interval=GROWTH)
@@ -54,7 +54,10 @@ def distributed(
 
 
 def plain(P: int, K: int, clip: bool) -> tuple[list[list[Tensor]], list[float]]:
-    """P processes in plain torch, without scaling, that leave the bad steps out: [step][group]."""
+    """Train P processes in plain torch, without scaling and without the bad steps.
+
+    Returns the parameters as [step][group], and the scales.
+    """
     nets = [model(dtype=torch.float32) for _ in range(P)]
     optimizers = [sgd(net) for net in nets]
     history, scales, scale, good, done = [], [], 2.0**10, 0, 0
@@ -86,7 +89,7 @@ def _gathered(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) 
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_it_is_the_training_without_the_bad_steps(run, P: int, K: int, clip: bool) -> None:
-    """Meetings, too, go by the steps that were made."""
+    """Synchronizations also count only the steps that were made."""
     expected, scales = plain(P, K, clip)
     for rank, (history, theirs, t) in enumerate(run(P * K, distributed, P, hierarchical(EVERY), clip)):
         assert theirs == scales
@@ -97,7 +100,7 @@ def test_it_is_the_training_without_the_bad_steps(run, P: int, K: int, clip: boo
 
 @pytest.mark.ranks(2)
 def test_gradients_are_unscaled_where_they_are_read(run) -> None:
-    """Those that this rank updates by, and those of others, which it has read before."""
+    """Both the gradients that this rank updates by and those of other ranks, read before, are unscaled."""
 
     def norms(net: nn.Module) -> Tensor:
         return torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None])
@@ -127,7 +130,7 @@ def test_any_dense_method_skips_together(run, make: Any) -> None:
 
 @pytest.mark.ranks(4)
 def test_a_position_that_owns_nothing(run) -> None:
-    """One parameter of one element among four positions."""
+    """One parameter with one element is divided among four ranks, so three of them own nothing."""
 
     def trained(world: Communicator) -> tuple[float, float]:
         net = nn.Linear(1, 1, bias=False)
@@ -193,7 +196,7 @@ def test_refusals() -> None:
 
 @pytest.mark.ranks(2)
 def test_without_ranks_it_is_torchs(run) -> None:
-    """Around an optimizer that is not distributed."""
+    """Around an optimizer that is not distributed, the scaler works as torch's own."""
 
     def trained(world: Communicator) -> Tensor:
         net = model(dtype=torch.float32)
@@ -232,7 +235,7 @@ def natural(world: Communicator, scaler: torch.amp.GradScaler | None) -> Tensor:
 
 @pytest.mark.ranks(4)
 def test_around_a_natural_gradient(run) -> None:
-    """The size of the loss does not matter to it."""
+    """Natural gradient does not depend on the size of the loss."""
     plain = run(4, natural, None)
     scaled = run(4, lambda world: natural(world, hpcsgd.GradScaler("cpu", init_scale=2.0**8)))
     for mine, theirs in zip(scaled, plain, strict=True):
@@ -243,7 +246,7 @@ def test_around_a_natural_gradient(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_who_has_no_batch_after_a_skipped_step(run) -> None:
-    """Its gradient counts as zero, as ever: what was reduced for the skipped step is not judged again."""
+    """The missing gradient counts as zero. What was reduced for the skipped step is not checked again."""
 
     def trained(world: Communicator) -> tuple[int, float]:
         net = model(dtype=torch.float32)
@@ -262,7 +265,7 @@ def test_who_has_no_batch_after_a_skipped_step(run) -> None:
 
 
 def heard(world: Communicator, natural: bool, scaled: bool) -> list[bool]:
-    """Whether the method had the loss of the step, as it was before it was `scaled`, step by step."""
+    """Return for each step whether the method had the loss as it was before it was `scaled`."""
     net, topology = model(dtype=torch.float32), form(world, groups=2)
     wrapped = hpcsgd.DistributedOptimizer(sgd(net), net, topology, adacomm(2, adapt_every=2))
     optimizer: Any = hpcsgd.NaturalGradient(wrapped, net, rank=2) if natural else wrapped

@@ -1,4 +1,4 @@
-"""The search for wrappers of torch, by several threads at once."""
+"""Several threads search for torch's wrappers at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def threads_change_often() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads_change_often")
 def test_searches_do_not_disturb_each_other() -> None:
-    """Each finds the objects that refer to these classes, also those that Python builds for others."""
+    """Each search finds the objects that refer to these classes, also those that Python makes for others."""
     with ThreadPoolExecutor(4) as pool:
         searches = [pool.submit(around_model._around, set()) for _ in range(1000)]
     assert [search.result() for search in searches] == [None] * 1000

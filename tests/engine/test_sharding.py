@@ -1,4 +1,4 @@
-"""Optimizer state: cut into pieces, whole again, on other numbers of ranks, in any memory order."""
+"""Optimizer state can be cut, made whole again, and moved to other numbers of ranks and memory orders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAKERS: dict[str, Make] = {
 
 
 class Strange(nn.Module):
-    """A convolution in channels_last, a parameter of 0 dimensions, one of one element, one frozen."""
+    """A model with a channels_last convolution, and 0-dimensional, one-element and frozen parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Strange(nn.Module):
 
 
 def one(net: nn.Module, optimizer: optim.Optimizer, t: int) -> None:
-    """The same batch on all ranks, so that every P × K has to train alike."""
+    """Train one step on the same batch on all ranks, so that every P × K has to train alike."""
     x = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
     optimizer.zero_grad()
     net(x).square().mean().backward()
@@ -76,7 +76,7 @@ States = tuple[dict[str, Any], dict[str, Any]]
 
 
 def continued(world: Communicator, P: int, make: Make, start: States | None, first: int, last: int) -> States:
-    """Train steps first … last; return what model and optimizer call their state."""
+    """Train steps first … last − 1, and return the states of the model and the optimizer."""
     topology, net = form(world, groups=P), Strange()
     optimizer = DistributedOptimizer(make(net), net, topology, hierarchical(2), bucket_cap_mb=1e-4)
     if start is not None:
@@ -89,7 +89,7 @@ def continued(world: Communicator, P: int, make: Make, start: States | None, fir
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_state_moves_between_shapes_and_plain_torch(name: str) -> None:
-    """1 × 4 → 2 × 2 → plain torch → 1 × 3 → 1 × 1, against plain torch all along."""
+    """The state moves 1 × 4 → 2 × 2 → plain torch → 1 × 3 → 1 × 1, and is compared with plain torch."""
     make, start = MAKERS[name], None
     for (P, K), last in {(1, 4): 2, (2, 2): 4}.items():
         start = threads.run(P * K, continued, P, make, start, last - 2, last)[-1]
@@ -104,7 +104,7 @@ def test_state_moves_between_shapes_and_plain_torch(name: str) -> None:
     for n, last in ((3, 8), (1, 10)):
         start = threads.run(n, continued, 1, make, start, last - 2, last)[0]
     net.load_state_dict(start[0])
-    # Torch's load_state_dict, not ours, turns the float32 numbers of these two into the parameter's type.
+    # Torch's load_state_dict, not ours, converts the float32 numbers of these two to the parameter's dtype.
     atol = 1e-7 if name in ("NAdam", "ASGD") else 1e-12
     torch.testing.assert_close(weights(net), weights(plain(make, 10)[0]), rtol=0, atol=atol)
 
@@ -139,7 +139,7 @@ def test_state_looks_as_in_plain_torch(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_known_optimizer_updates_element_by_element(name: str) -> None:
-    """That is what allows cutting: the parts of a vector are updated as the whole."""
+    """Cutting is allowed because the parts of a vector are updated as the whole vector is."""
     generator = torch.Generator().manual_seed(0)
     whole = nn.ParameterList([torch.randn(6, generator=generator, dtype=torch.float64)])
     parts = nn.ParameterList([x.clone() for x in whole[0].detach().split([2, 4])])

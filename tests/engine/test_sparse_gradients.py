@@ -1,4 +1,4 @@
-"""Sparse gradients where none is reduced: each group trains, and clips, as a process of its own."""
+"""Sparse gradients where none is reduced: each group trains and clips as a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def net() -> nn.Module:
 
 
 def words(t: int, rank: int) -> Tensor:
-    """Some of which come twice."""
+    """Return words, some of which occur twice."""
     return torch.randint(0, 6, (3, 5), generator=torch.Generator().manual_seed(10 * t + rank))
 
 
@@ -41,7 +41,7 @@ def trained(model: nn.Module, optimizer: Any, rank: int, clip: Any) -> dict[str,
 
 
 def by_hand(model: nn.Module, _: Any) -> Tensor:
-    """Torch does not clip sparse gradients."""
+    """Clip explicitly, because torch does not clip sparse gradients, and return the norm."""
     grads = [param.grad for param in model.parameters() if param.grad is not None]
     norm = torch.stack([grad.to_dense().square().sum() for grad in grads]).sum().sqrt()
     for grad in grads:

@@ -1,4 +1,4 @@
-"""State that is not of a parameter, or not of the optimizer that was wrapped, and optimizers around ours."""
+"""State that belongs to no parameter or not to the wrapped optimizer, and optimizers around ours."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_it_is_laid_out_as_torchs_own(run) -> None:
 def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int, int], name: str) -> None:
     expected = model()
     train(expected, MAKERS[name](expected.parameters()), range(STEPS), range(1))
-    everyone = range(1)  # all ranks see the same, so that their number does not matter
+    everyone = range(1)  # all ranks use the same batches, so that their number does not matter
 
     def saving(world: Communicator) -> None:
         topology = form(world, 1)
@@ -130,7 +130,7 @@ def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int
 @pytest.mark.parametrize("make", [Counting, Sam, Adaptive])
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
 def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim.Optimizer]) -> None:
-    """But for what a user, or a scheduler, has set."""
+    """A reset gives a new optimizer, except for options that a user or a scheduler has set."""
 
     def late_meeting(world: Communicator) -> tuple[Tensor, Tensor, dict[str, Any]]:
         topology = form(world, P)
@@ -213,7 +213,7 @@ def test_state_of_whole_parameters_is_not_left_out(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_state_that_the_optimizer_would_not_find_is_refused(run) -> None:
-    """As slow weights around ours may reset its momentum."""
+    """For example, slow weights around ours may try to reset its momentum."""
 
     def replace_momentum(world: Communicator) -> None:
         topology = form(world, 1)
@@ -227,7 +227,7 @@ def test_state_that_the_optimizer_would_not_find_is_refused(run) -> None:
 
 
 class Wide(optim.Optimizer):
-    """It keeps its state in float64, whatever the parameters are, and so loads it."""
+    """An optimizer with its own `load_state_dict()`, whose state is float64 for any parameters."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})

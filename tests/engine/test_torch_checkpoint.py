@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint and the state of a DistributedOptimizer: refused, before anything changes."""
+"""torch.distributed.checkpoint of a DistributedOptimizer's state is refused before anything changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Halving(optim.Optimizer):
 
 
 class Application:
-    """What torch's examples write around a model and an optimizer."""
+    """A wrapper around a model and an optimizer, as in torch's examples."""
 
     def __init__(self, net: nn.Module, optimizer: optim.Optimizer) -> None:
         self.net, self.optimizer = net, optimizer
@@ -88,7 +88,7 @@ def test_refused(run, tmp_path: Path, call: str, optimizer: str, steps: int, sch
 
 @pytest.mark.ranks(2)
 def test_a_learning_rate_of_0_is_allowed(run) -> None:
-    """That of the first step of a warm-up."""
+    """The first step of a warm-up has such a rate."""
 
     def body(world: Communicator) -> None:
         topology, net = form(world, 2), make_model()
@@ -128,7 +128,7 @@ def test_a_state_dict_of_the_script_is_refused(run, tmp_path: Path, of: str) -> 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.ranks(2)
 def test_a_consolidated_state_can_be_saved(run, tmp_path: Path) -> None:
-    """One rank has the state of all."""
+    """After consolidation one rank has the state of all."""
 
     def body(world: Communicator) -> None:
         topology, net = form(world, 2), make_model()

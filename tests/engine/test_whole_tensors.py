@@ -1,4 +1,4 @@
-"""Optimizers that look at whole tensors, and everything torch puts between model and optimizer."""
+"""Optimizers that need whole tensors, and everything that torch puts between model and optimizer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_meet_on_the_chunks_they_own(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_cut_they_would_be_wrong(run, n: int) -> None:
-    """So it matters that they are found out."""
+    """Their results would be wrong if tensors were cut, so it matters that they are recognized."""
     expected = big_batch(n, Lars, STEPS)
     ranks = run(n, lambda world: distributed(world, 1, bsp(), Lars, STEPS, elementwise=True))
     assert (ranks[0][-1] - expected[-1]).abs().max() > 1e-6
