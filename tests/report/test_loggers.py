@@ -346,5 +346,5 @@ def test_mlflow_keeps_one_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.info.status, found.info.run_name) == ("FINISHED", "job")
     assert found.data.tags["hpcsgd.run"] == (run / "loggers" / "id").read_text().strip()
     assert (found.data.params["optimizer.lr"], found.data.params["method.name"]) == ("0.1", "hierarchical")
-    history = client.get_metric_history(found.info.run_id, "meeting/distance")
+    history = client.get_metric_history(found.info.run_id, "sync/distance")
     assert [(m.step, m.value) for m in history] == [(t, t / 4) for t in range(1, 5)]
