@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Stand-ins for the commands of PBS and Flux, as far as the templates use them: `python stand_ins.py ROOT
-COMMAND …` is one of them. A `Queue` is what the server does, at the test's word.
+"""Stand-ins for the commands of PBS and Flux, with the options and output that the templates use.
 
-qsub(1B) of OpenPBS: directives after "#PBS"; -v exports by name or as name=value, and nothing else is
-inherited; -W depend=afterany:ID waits for the end of ID; the job's number is printed. The script runs in the
-home folder, from a copy, with PBS_JOBID and PBS_O_WORKDIR. qstat(1B) -f prints `stime` and
+`python stand_ins.py ROOT COMMAND …` runs one of the commands. A test uses a `Queue` in place of the server.
+
+qsub(1B) of OpenPBS: directives come after "#PBS". -v exports variables by name or as name=value, and the job
+inherits nothing else. -W depend=afterany:ID waits for the end of ID. qsub prints the job's number. The script
+runs from a copy, in the home folder, with PBS_JOBID and PBS_O_WORKDIR. qstat(1B) -f prints `stime` and
 `Resource_List.walltime`. A job that is preempted, or whose node is lost, runs again under its number (-r y).
-qrerun(1B) wants operators, so there is none here.
+qrerun(1B) is for operators only, so there is no stand-in for it.
 
-flux-batch(1): directives after "# flux:"; copies the script and the environment, to which --env=NAME=VALUE
-adds; words after the script are its words; --dependency=afterany:ID. flux-environment(7): the script has no
-FLUX_JOB_ID, `flux getattr jobid` tells its number, `flux --parent` speaks to where it came from. flux-job(1):
-`timeleft` in seconds, `id` writes a number plainly. flux-run(1) starts ranks with FLUX_TASK_RANK and PMI.
-"""
+flux-batch(1): directives come after "# flux:". It copies the script and the environment, to which
+--env=NAME=VALUE adds. Words after the script are its arguments. --dependency=afterany:ID waits for the end of
+ID. flux-environment(7): the script has no FLUX_JOB_ID. `flux getattr jobid` prints its number, and
+`flux --parent` addresses the enclosing instance. flux-job(1): `timeleft` prints seconds, and `id` prints a
+number in plain form. flux-run(1) starts ranks with FLUX_TASK_RANK and PMI."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 HOUR = 3600.0
-# What a job that inherits nothing has by logging in, beside the tests' own.
+# The variables that a job has by logging in if it inherits nothing, and those that the tests need.
 LOGIN = ("HOME", "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Jobs in `root`, a file each, and the commands in `root`/bin."""
+    """The jobs, each a file in `root`, and the commands in `root`/bin."""
 
     root: Path
     flux: bool
@@ -51,7 +52,7 @@ class Queue:
             path.chmod(0o755)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Of whoever submits."""
+        """Return the environment of a user who submits jobs."""
         return {**environ, "PATH": f"{self.root / 'bin'}{os.pathsep}{environ['PATH']}"}
 
     def read(self, number: str) -> dict[str, Any]:
@@ -67,15 +68,17 @@ class Queue:
         return number
 
     def waiting(self) -> list[str]:
-        """Those that may start: not ended, and after none that has not."""
+        """Return the jobs that may start: they have not ended, and the job that they wait for has."""
         numbers = sorted(path.stem for path in self.root.glob("*.job"))
         ended = {number for number in numbers if self.read(number)["ended"]}
         return [n for n in numbers if n not in ended and self.read(n)["after"] in {None, *ended}]
 
     def run(self, number: str, left: float = HOUR, *, again: bool = False) -> int:
-        """Start a job that then has so many seconds left, and wait for its end; its exit code. `again`: it is
-        not over with that, as one that is preempted."""
-        import programs  # here, since the commands are `python -I`, which does not find it
+        """Start a job that has `left` seconds left, wait for its end, and return its exit code.
+
+        With `again` the job is not over after that, like a job that is preempted.
+        """
+        import programs  # imported here, since the commands run as `python -I`, which does not find it
 
         job = self.read(number)
         job["end"] = time.time() + left
@@ -110,7 +113,7 @@ def after(dependency: str) -> str | None:
 
 def qsub(queue: Queue, words: list[str]) -> str:
     script = Path(words.pop()).read_text()
-    given = [*directives(script, "#PBS "), *words]  # what is typed comes last, and counts
+    given = [*directives(script, "#PBS "), *words]  # later options take precedence
     pairs = list(zip(given[::2], given[1::2], strict=True))
     assert all(len(name) == 2 and name[0] == "-" for name, _ in pairs), given
     attributes = dict(value.split("=", 1) for name, value in pairs if name in {"-W", "-l"})
@@ -162,7 +165,7 @@ def flux_batch(queue: Queue, words: list[str]) -> str:
 
 
 def flux_run(words: list[str]) -> str:
-    """By MPICH's mpiexec, whose variables have to be Flux's as well."""
+    """Run ranks with MPICH's mpiexec, and set Flux's variables from its own."""
     program = next(i for i, word in enumerate(words) if not word.startswith("-") and "=" not in word)
     (ranks,) = (word.partition("=")[2] for word in words if word.startswith("--ntasks="))
     rank = f'export FLUX_JOB_ID=f0 FLUX_JOB_SIZE={ranks} FLUX_TASK_RANK=$PMI_RANK; exec "$@"'

@@ -1,4 +1,4 @@
-"""When do train.pbs and train.flux submit themselves again? The scripts, with stand-ins for all they call."""
+"""Tests of when the scripts train.pbs and train.flux submit themselves again, with stand-ins for commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.cluster.batch.script import fill, template
 
 PBS = SCHEDULERS["pbs"].directives
 
-# A training that comes to a checkpoint, or not, and ends with the code that it is told.
+# A training that writes a checkpoint, or not, and ends with the given exit code.
 RANKS = """#!/bin/sh
 if [ "$1" = run ] || [ "${0##*/}" = mpiexec ]; then
   printf "%s\\n" "$*" > rank-words
@@ -35,10 +35,10 @@ esac
 class Ended(NamedTuple):
     code: int
     again: str
-    """What it was submitted again with; empty where it was not."""
+    """The arguments with which it was submitted again; empty if it was not."""
     said: str
     words: str
-    """What the ranks were started with."""
+    """The command line of the ranks."""
 
 
 def run(folder: Path, kind: str, text: str = "", **environment: str) -> Ended:
@@ -148,7 +148,7 @@ def test_the_run_folder_of_the_command_line_is_that_of_the_script(
 
 @pytest.mark.parametrize("kind", ["pbs", "flux"])
 def test_starts_are_counted_in_a_file(kind: str, tmp_path: Path) -> None:
-    """Also those that PBS makes by itself, under the same number."""
+    """Starts that PBS makes by itself, under the same number, count as well."""
     text = template(f"train.{kind}").replace("MAX_RESTARTS=20", "MAX_RESTARTS=1")
     text = fill(text, {}, {"JOB": ["job.toml"]})
     assert "--resume" not in run(tmp_path, kind, text, CODE="75").words
@@ -169,7 +169,7 @@ def test_pbs_does_not_count_them(tmp_path: Path) -> None:
 
 
 def test_ranks_have_the_variables_wherever_they_are(tmp_path: Path) -> None:
-    """As words of the command: not every mpiexec takes the environment along."""
+    """The variables are words of the command, because not every mpiexec passes the environment on."""
     values = {
         "JOB": ["my job.toml"],
         "ENVIRONMENT": ["A=b c"],

@@ -1,4 +1,4 @@
-"""From a job file to a script, without Slurm."""
+"""Tests of the way from a job file to a script, without Slurm."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_name_that_would_be_a_command_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["train", "bench", "probe", "measure", "ensemble", "compare"])
 def test_gpus_and_what_is_near_them(folder: Path, kind: str) -> None:
-    """In the script of every kind of job."""
+    """The script of every kind of job has the options for GPUs and their binding."""
     site = Site(gpu_bind="none", mem_bind="local", environment={"MPICH_GPU_SUPPORT_ENABLED": "1", "A": "b c"})
     allocation = Allocation(nodes=2, ranks_per_node=4, gpus_per_node=4)
     own = {"ensemble": {"NUM_GROUPS": "2"}, "compare": {"COMMAND": "compare"}}.get(kind, {})

@@ -1,5 +1,8 @@
-"""A batch job of PBS and of Flux from its first start to its end: the script that `hpcsgd job` makes, the
-training and MPI are real, the scheduler is stood in for (stand_ins.py says by what it is known)."""
+"""A batch job of PBS and of Flux from its first start to its end.
+
+The script that `hpcsgd job` makes, the training and MPI are real. Stand-ins replace the scheduler;
+stand_ins.py says how they behave.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ QUICKLY = "export SECONDS_PER_STEP=0 OMP_NUM_THREADS=1\n"
 
 
 class User:
-    """In a folder with a job file, its model and its data; the queue is empty."""
+    """A user with a folder that contains a job file, its model and its data; the queue is empty."""
 
     def __init__(self, folder: Path, queue: Queue) -> None:
         self.runs = Runs(folder)
@@ -36,7 +39,7 @@ class User:
         (folder / "site.toml").write_text(f'setup = "pace.sh"\nscheduler = "{queue.name}"\n')
 
     def submits(self, run: str) -> str:
-        """The job's number."""
+        """Submit a job and return its number."""
         words = ["job", "train", "job.toml", "--run.output_dir", f"runs/{run}", *SHORT]
         size = ["--nodes", "1", "--ranks-per-node", "2", "--submit"]
         done = ended(start(self.folder, [*HPCSGD, *words, *size], **self.environ))
@@ -60,13 +63,13 @@ def user(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     user = User(tmp_path, queue)
     for name in set(os.environ) - set(user.environ):
         monkeypatch.delenv(name)
-    for name in ("HOME", "PATH"):  # of whoever logs in
+    for name in ("HOME", "PATH"):  # the variables of a user's login
         monkeypatch.setenv(name, user.environ[name])
     return user
 
 
 def test_a_job_whose_time_is_too_short(user: User) -> None:
-    """It saves, is submitted again, resumes and has the bits of one that had the time."""
+    """It saves, is submitted again and resumes. The result equals that of a job with enough time."""
     first = user.submits("short")
     assert user.starts(first, SLOWLY, left=2) == 75
     log = user.log("short", first)

@@ -1,4 +1,4 @@
-"""When does a group that is a job of its own go back to the queue? The script, with stand-ins."""
+"""Tests of when the job of a single replica group is requeued: the script, with stand-ins for commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import programs
 from hpcsgd.cluster.batch.script import template
 from hpcsgd.elastic.event_log import EventLog
 
-# A training in which rounds are made, or not, and that ends with the code that it is told.
+# A training that commits rounds, or not, and ends with the given exit code.
 COMMANDS = """#!/bin/sh
 case "${0##*/}" in
   scontrol) echo "$*" > again ;;
@@ -30,12 +30,12 @@ class Ended(NamedTuple):
     code: int
     said: str
     again: str
-    """What it was brought back as; empty where it was not."""
+    """The job that was requeued; empty if there is none."""
     words: str
 
 
 def run(folder: Path, *words: str, code: int, met: tuple[int, ...] = (), **environment: str) -> Ended:
-    """As group 1 of an array; `met`: the groups of a round that was made meanwhile."""
+    """Run the script as group 1 of an array; `met` has the groups of a round that happens meanwhile."""
     for name in ("python", "scontrol", "sleep"):
         (folder / name).write_text(COMMANDS)
         (folder / name).chmod(0o755)

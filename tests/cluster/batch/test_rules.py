@@ -1,4 +1,4 @@
-"""When does train.sbatch go back to the queue? The script itself, with stand-ins for srun and scontrol."""
+"""Tests of when train.sbatch is requeued: the script itself, with stand-ins for srun and scontrol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import programs
 from hpcsgd.cluster.batch.script import fill, template
 
-# A training that comes to a checkpoint, or not, and ends with the code that it is told.
+# A training that writes a checkpoint, or not, and ends with the given exit code.
 SRUN = """#!/bin/sh
 echo "$@" > srun-words
 echo "threads $OMP_NUM_THREADS"
@@ -32,7 +32,7 @@ class Ended(NamedTuple):
     requeued: bool
     said: str
     words: str
-    """What srun was called with."""
+    """The arguments of srun."""
 
 
 def run(folder: Path, text: str = "", *words: str, **environment: str) -> Ended:
@@ -119,7 +119,7 @@ def test_restarts_resume(tmp_path: Path) -> None:
 
 
 def test_a_comparison_goes_on_by_the_same_rules(tmp_path: Path) -> None:
-    """Where one of its variants has come to a new checkpoint."""
+    """A comparison is requeued if one of its variants has written a new checkpoint."""
     values = {"COMMAND": "compare", "JOB": ["job.toml", "--methods", "bsp, sgp"]}
     text = fill(template("train.sbatch"), {}, values)
     ended = run(tmp_path, text, CODE="137", FOLDER="runs/job-compare/bsp", **PROGRESS)
@@ -164,7 +164,7 @@ def test_cores_are_bound_where_no_site_says_more(tmp_path: Path) -> None:
 
 
 def test_ranks_have_the_variables_of_the_site(tmp_path: Path) -> None:
-    """The stand-in for srun goes by what it finds there."""
+    """The stand-in for srun reads its behavior from these variables."""
     values = {"JOB": ["job.toml"], "ENVIRONMENT": ["CODE=3", "FAILURE=two words"]}
     assert (
         "failed, not restarted: two words" in run(tmp_path, fill(template("train.sbatch"), {}, values)).said

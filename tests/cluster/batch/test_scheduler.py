@@ -1,4 +1,4 @@
-"""What each scheduler is asked for, in its own words, and which one it is."""
+"""Tests of the options that each scheduler is given, and of how the scheduler is detected."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_words_of_flux() -> None:
 
 
 def test_directives_of_flux_stand_together(folder: Path) -> None:
-    """One after a line that does not begin as they do is refused."""
+    """Flux refuses a directive after a line that does not begin like one."""
     said = lines(make(scheduler="flux", partition="long"))
     numbers = [number for number, line in enumerate(said) if line.startswith("# flux: ")]
     between = said[numbers[0] : numbers[-1] + 1]

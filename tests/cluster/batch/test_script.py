@@ -1,4 +1,4 @@
-"""The block of values, and what of it is left alone."""
+"""Tests of the block of values in a script, and of the text that stays unchanged."""
 
 from __future__ import annotations
 

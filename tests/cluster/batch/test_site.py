@@ -50,7 +50,7 @@ def test_the_examples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["amd", "cray-gpu", "nvidia"])
 def test_ranks_see_all_gpus_of_their_node(name: str) -> None:
-    """Those that do not could not reach the others'."""
+    """Ranks that do not see all GPUs could not access those of other ranks."""
     site, _ = load_site(SITES / f"{name}.toml")
     assert "--gpu-bind=none" in site.bindings()
     assert site.environment

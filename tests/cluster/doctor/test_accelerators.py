@@ -1,4 +1,5 @@
-"""What the doctor says of accelerators; the host's memory stands for theirs, and gloo for their library."""
+"""Tests of the doctor's reports about accelerators; host memory and gloo replace devices and their
+library."""
 
 from __future__ import annotations
 

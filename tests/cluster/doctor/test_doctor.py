@@ -36,7 +36,7 @@ WELL = RankInfo(
 
 
 def ranks(n: int, *, per_node: int = 4, **differing: Any) -> list[RankInfo]:
-    """`n` ranks on nodes with `per_node` each, otherwise well but for what differs."""
+    """Return `n` ranks on nodes with `per_node` each, without faults except for the `differing` fields."""
     found = []
     for rank in range(n):
         node = rank // per_node
@@ -187,7 +187,7 @@ def test_the_exercise(run: Callable[..., list[Any]], n: int) -> None:
 
 
 def spoiled(operation: str, rank: int, dtype: torch.dtype) -> Callable[[Backend], Backend]:
-    """A library in which this operation loses an element of this type on one rank."""
+    """Return a wrapper for a backend in which this operation loses an element of this type on one rank."""
 
     def wrap(backend: Backend) -> Backend:
         right = getattr(backend, operation)

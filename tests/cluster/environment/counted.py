@@ -1,8 +1,7 @@
-"""`python counted.py FOLDER WORD…` is `hpcsgd WORD…`, and tells in FOLDER what each rank's Python opened.
+"""`python counted.py FOLDER WORD…` runs `hpcsgd WORD…` and writes into FOLDER what each rank's Python opened.
 
-An audit hook hears of every file that Python opens, those of modules among them, and of every library that it
-loads as a module; not of questions whether there is a file, nor of what libraries themselves open.
-"""
+An audit hook records every file that Python opens, including those of modules, and every library that it
+loads as a module. It sees neither checks whether a file exists nor files that libraries themselves open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small virtual environment: a package with a command, and one that is installed in place."""
+"""A small virtual environment: a package with a command, and one in an editable installation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsgd.cluster.environment.contents import SYSTEM
 
 
 def make(folder: Path) -> Path:
-    """The environment in `folder`/env; the package in place is in `folder`/src."""
+    """Make an environment in `folder`/env; the editable package is in `folder`/src. Return its path."""
     prefix = folder / "env"
     programs.run([sys.executable, "-m", "venv", "--without-pip", prefix])
     site = next(prefix.glob("lib/python*/site-packages"))
@@ -32,7 +32,7 @@ def module(folder: Path, text: str) -> Path:
 
 
 def in_place(site: Path, name: str, source: Path, top_level: str | None = None) -> None:
-    """As pip install -e leaves it."""
+    """Write the files that `pip install -e` writes."""
     info = site / f"{name}-1.dist-info"
     info.mkdir()
     (site / f"__editable__.{name}.pth").write_text(f"{source}\n")
@@ -45,7 +45,7 @@ def in_place(site: Path, name: str, source: Path, top_level: str | None = None) 
 
 
 def of_base() -> tuple[str, ...]:
-    """Where this interpreter and its library are: all of its prefix, but for a system's own Python."""
+    """Return the paths of this interpreter and its library: the prefix, unless it is a system's Python."""
     if Path(sys.base_prefix) == SYSTEM:
         return sysconfig.get_path("stdlib"), str(Path(sys.executable).resolve())
     return (sys.base_prefix,)

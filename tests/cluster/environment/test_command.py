@@ -1,4 +1,4 @@
-"""``hpcsgd job pack``, and what ``hpcsgd job train`` says of its pack."""
+"""Tests of ``hpcsgd job pack``, and of what ``hpcsgd job train`` reports about the pack."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_job_says_where_its_pack_is_old(
     (folder / "env.pack").chmod(0o755)
     prefix = environments.make(folder / "made")
     monkeypatch.setattr("sys.prefix", str(prefix))
-    monkeypatch.setenv("PATH", str(folder))  # no scheduler here
+    monkeypatch.setenv("PATH", str(folder))  # there is no scheduler here
     main(["job", "train", "job.toml"])
     assert "\npython    env.pack, older than this environment: hpcsgd job pack\n" in capsys.readouterr().out
     (folder / "env.pack").write_text("#!/bin/sh\n# newer\n")

@@ -1,4 +1,4 @@
-"""How many files a rank opens as it starts: no more than it did, and from a pack next to none."""
+"""Bounds for the number of files that a rank opens as it starts; from a pack it opens almost none."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from train.launches import JOB, ended, make_store, start, unlaunched
 
 SCRIPT = Path(__file__).with_name("counted.py")
 OPENS = 2600
-"""Of a rank that draws nothing: 2412 with torch 2.13, of which torch and its compiler have 1544."""
+"""For a rank that plots nothing: 2412 with torch 2.13, of which torch and its compiler have 1544."""
 OURS = 380
-"""Of which the package itself: 354."""
+"""The part of them that belongs to the package itself: 354."""
 PATIENCE = 900.0  # seconds; two GB are packed and unpacked
 UNUSED = ("matplotlib", "scipy", "rich", "PIL", "transformers", "plotly", "jinja2")
-"""What a rank that draws nothing does without."""
+"""Packages that a rank does not import if it plots nothing."""
 FROM_A_PACK = 30
-"""Opens below environment and interpreter: the pack, and libraries that the loader looks for there first."""
+"""Opens below environment and interpreter: the pack, and libraries for which the loader looks there first."""
 
 
 def counted(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """Of two ranks, with all of the package compiled, as it is where it was installed."""
+    """Return the opens of two ranks, with the whole package compiled, as in an installation."""
     compileall.compile_dir(hpcsgd.__path__[0], quiet=1)
     command = [programs.mpiexec(), "-n", "2", sys.executable, str(SCRIPT), str(folder), *words]
     done = ended(start(folder, command, PYTHONPATH=str(Path(hpcsgd.__file__).parents[1])))
@@ -45,7 +45,7 @@ def counted(folder: Path, *words: str) -> list[dict[str, Any]]:
 def traced(
     folder: Path, command: Sequence[str | Path], timeout: float = programs.TIMEOUT
 ) -> list[tuple[str, str]]:
-    """All that a command and its children ask the kernel of files: the call, and the path."""
+    """Return all system calls about files of a command and its children, as pairs of call and path."""
     if (strace := shutil.which("strace")) is None:
         pytest.skip("no strace, which tells what libraries open, too")
     out = folder / "trace"
@@ -63,7 +63,7 @@ def traced(
 
 
 def below(calls: Sequence[tuple[str, str]], *folders: str) -> Counter[str]:
-    """By call. What is asked of `exec` is a search of PATH."""
+    """Count the calls on paths below `folders`, by call. Calls of `exec` are searches of PATH."""
     return Counter("open" if "open" in call else call for call, path in calls if path.startswith(folders))
 
 
@@ -94,7 +94,7 @@ def test_commands_that_train_nothing_do_without_torch(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_from_a_pack_the_shared_file_system_is_left_alone(tmp_path: Path) -> None:
-    """A Python that loads a package of its environment and half of its library."""
+    """Run a Python that imports a package of its environment and half of the standard library."""
     program = "import plain, json, asyncio, sqlite3, email.message, xml.dom.minidom, unittest.mock"
     prefix = environments.make(tmp_path / "made")
     file = pack(ask(prefix), tmp_path / "env.pack", str(tmp_path / "local")).file
@@ -112,7 +112,7 @@ def test_from_a_pack_the_shared_file_system_is_left_alone(tmp_path: Path) -> Non
 @pytest.mark.large
 @pytest.mark.timeout(PATIENCE)
 def test_a_training_from_a_pack_leaves_the_shared_file_system_alone(folder: Path) -> None:
-    """With all that it needs: two GB are packed and unpacked."""
+    """Run a whole training, for which two GB are packed and unpacked."""
     prefix = Path(sys.prefix)
     if not (prefix / "pyvenv.cfg").exists():
         pytest.skip("these tests do not run in a virtual environment")

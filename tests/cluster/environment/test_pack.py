@@ -1,4 +1,4 @@
-"""A packed environment, started as nodes start it: what was packed has been moved away by then."""
+"""Tests of a packed environment, started as on nodes; the original environment has been moved away."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(json.dumps({"prefix": sys.prefix, "path": sys.path[1:], "files": files + m
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    """To be unpacked to $LOCAL. What it was made of is gone."""
+    """Return a pack that is unpacked to $LOCAL. The original environment is gone."""
     folder = tmp_path_factory.mktemp("environment").resolve()
     made = pack(ask(environments.make(folder / "made")), folder / "env.pack", "$LOCAL")
     (folder / "made").rename(folder / "gone")
@@ -46,7 +46,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 @pytest.fixture(scope="module")
 def there(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where it is unpacked to on a node."""
+    """Return the path to which it is unpacked on a node."""
     return on_node(packed, tmp_path_factory.mktemp("node"))
 
 
@@ -90,7 +90,7 @@ def test_words_and_exit_codes_go_through(packed: Packed, there: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_a_node_unpack_it_once(packed: Packed, tmp_path: Path) -> None:
-    """The first one, with what a killed one left not in its way. Others wait, and later ones find it."""
+    """The first rank unpacks it, even if a killed one left a part. Others wait, and later ones find it."""
     there = on_node(packed, tmp_path)
     (there.parent / f"{packed.name}.part" / "bin").mkdir(parents=True)
     program = f"import os; print(os.stat({str(there)!r}).st_ino)"
@@ -103,7 +103,7 @@ def test_ranks_of_a_node_unpack_it_once(packed: Packed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["in a file", "between two files"])
 def test_a_file_that_is_not_whole(where: str, made: Environment, tmp_path: Path) -> None:
-    """Said, and nothing is left. Between two files tar itself does not notice it."""
+    """The error is reported, and nothing is left. tar itself does not notice a cut between two files."""
     short = pack(replace(made, standard=[]), tmp_path / "short.pack", "$LOCAL")
     with short.file.open("rb+") as file:
         file.seek(HEADER)
@@ -156,7 +156,7 @@ def test_the_script_before_the_archive(packed: Packed) -> None:
     programs.run(["sh", "-n"], input=script.decode())
 
 
-# What is asked before anything is packed.
+# Checks that are made before anything is packed.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A run of groups that does not end before the test wants it to, and its processes."""
+"""A run of replica groups that does not end before the test allows it, and its processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ training = {{ epochs = {EPOCHS}, log_every = 1 }}
 
 
 def prepare(folder: Path) -> None:
-    """All that the job needs, beside it."""
+    """Write all files that the job needs into `folder`."""
     make_store(folder / "small.h5", TRAIN, 20)
     (folder / "net.py").write_text(NET)
     (folder / "job.toml").write_text(JOB)
@@ -61,12 +61,12 @@ def hurry(folder: Path) -> None:
 
 
 def seen(folder: Path) -> Counter[str]:
-    """How often each sample came by."""
+    """Return how often each sample was read."""
     return Counter("".join(path.read_text() for path in folder.glob("seen-*")).split())
 
 
 def at_work(folder: Path) -> dict[int, dict[str, str]]:
-    """The processes in this folder, zombies aside, with their environments."""
+    """Return the processes in this folder, except zombies, with their environments."""
     found: dict[int, dict[str, str]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

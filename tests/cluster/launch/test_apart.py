@@ -1,5 +1,4 @@
-"""`hpcsgd launch --replica-group`: groups that are started one by one, and coordinators that move between
-them."""
+"""Tests of `hpcsgd launch --replica-group`: groups that are started one by one, and moving coordinators."""
 
 from __future__ import annotations
 
@@ -38,11 +37,11 @@ class Groups:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "run"
         self.launchers: dict[int, programs.Running] = {}
-        """The last of each group."""
+        """The latest launcher of each group."""
         self.all: list[programs.Running] = []
 
     def start(self, replica_group: int, *options: str, ranks: int = 2, on: Sequence[str] = ()) -> None:
-        """`on`: what takes a command to another host."""
+        """Start a launcher; `on` is a command that runs it on another host."""
         words = ["launch", "job.toml", "--groups", "3", "--replica-group", str(replica_group)]
         words += ["--group-size", str(ranks), "--run.output_dir", str(self.run)]
         with self.printed_by(replica_group).open("ab") as printed:
@@ -66,7 +65,7 @@ class Groups:
             time.sleep(0.05)
 
     def wait_for_a_round_of(self, *replica_groups: int) -> None:
-        """From now on."""
+        """Wait for a new round of exactly these groups."""
         before = len(self.events("commit"))
         self.wait(lambda: any(e["counted"] == list(replica_groups) for e in self.events("commit")[before:]))
 
@@ -74,7 +73,7 @@ class Groups:
         return [event for event in event_log.of_run(self.run) if event["event"] in kinds]
 
     def ended(self, replica_group: int) -> int:
-        """Its exit code, once it has one."""
+        """Wait for the end of the group's launcher and return its exit code."""
         self.wait(lambda: self.launchers[replica_group].poll() is not None)
         return self.launchers[replica_group].returncode
 
@@ -88,7 +87,7 @@ def replica_groups(tmp_path: Path) -> Iterator[Groups]:
     prepare(folder)
     replica_groups = Groups(folder)
     yield replica_groups
-    for pid in at_work(folder):  # of a test that failed
+    for pid in at_work(folder):  # processes that a failed test has left
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for launcher in replica_groups.all:
@@ -104,7 +103,7 @@ def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Groups) -> N
     replica_groups.wait_for_a_round_of(0, 1)
     assert last_claimed(replica_groups.run / FOLDER) == 1
 
-    for pid in [replica_groups.launchers[1].pid, *replica_groups.ranks_of(1)]:  # as with its node
+    for pid in [replica_groups.launchers[1].pid, *replica_groups.ranks_of(1)]:  # as if its node had failed
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     replica_groups.wait_for_a_round_of(0)
@@ -146,7 +145,7 @@ def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Groups) -> N
 
 @pytest.mark.long
 def test_launchers_that_are_killed_or_frozen(replica_groups: Groups) -> None:
-    """Ranks that live on give way to those of the next launcher; another one's coordinator is taken over."""
+    """Surviving ranks end for those of the next launcher; another launcher replaces a lost coordinator."""
     programs.mpiexec()
     long = ("--training.epochs", "1000")
     for replica_group in (0, 1):
@@ -166,7 +165,7 @@ def test_launchers_that_are_killed_or_frozen(replica_groups: Groups) -> None:
         replica_groups.wait_for_a_round_of(0, 1)
     terms = replica_groups.run / FOLDER
     kept = [pid for pid, env in at_work(replica_groups.folder).items() if "HPCSGD_REPLICA_GROUP" not in env]
-    for pid in kept:  # launchers, coordinator
+    for pid in kept:  # the launchers and the coordinator
         os.kill(pid, signal.SIGSTOP)
     term = last_claimed(terms)
     replica_groups.start(2, *long)
@@ -231,7 +230,7 @@ def test_the_next_one_is_begun_where_one_has_died_and_that_is_said(
 ) -> None:
     async def go() -> None:
         terms = tmp_path / FOLDER
-        for replica_group, told in enumerate([None, "127.0.0.1:1"]):  # where nobody is
+        for replica_group, told in enumerate([None, "127.0.0.1:1"]):  # an address without a listener
             at = elected(tmp_path, replica_group, heartbeat_timeout=0.5)
             term = last_claimed(terms) + 1
             assert claim(terms, term)
@@ -248,7 +247,7 @@ def test_the_next_one_is_begun_where_one_has_died_and_that_is_said(
 
 
 def test_after_the_end_of_the_training_nobody_waits_for_a_coordinator(tmp_path: Path) -> None:
-    """It has ended between this launcher's first look and its second."""
+    """The training has ended between this launcher's first and second look."""
 
     class Never:
         host, ranks = "127.0.0.1", 0
@@ -342,7 +341,7 @@ def test_a_mistake_is_told_in_one_line(replica_groups: Groups, words: list[str],
 
 @pytest.mark.slow
 def test_a_mistake_that_all_find_at_once(replica_groups: Groups) -> None:
-    """As the tasks of an array do. Each tells it and ends; the next ones begin in the same folder."""
+    """The groups start like tasks of an array. Each reports the mistake. Later ones use the same folder."""
     programs.mpiexec()
     for replica_group in range(3):
         replica_groups.start(replica_group, "--model.name", "net:Nett", ranks=1)
@@ -357,7 +356,7 @@ def test_a_mistake_that_all_find_at_once(replica_groups: Groups) -> None:
 
 @pytest.mark.slow
 def test_groups_of_one_run_train_by_one_job_file(replica_groups: Groups) -> None:
-    """A mistake that its ranks see leaves no folder; other job files, or ways to start, are refused."""
+    """A mistake that the ranks see leaves no folder. Groups with other job files or options are refused."""
     programs.mpiexec()
     replica_groups.start(0, "--model.name", "net:Nett")
     assert replica_groups.ended(0) == 1

@@ -1,4 +1,4 @@
-"""One group of a run whose others are started elsewhere: what its launcher makes, is told, and leaves."""
+"""Tests of the launcher of one group in a run whose other groups are started elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("others", ["begin", "have begun"])
 def test_a_folder_that_was_made_by_hand(job: Path, monkeypatch: pytest.MonkeyPatch, others: str) -> None:
-    """It is that of the first who comes, whoever comes at the same moment."""
+    """The first group to come owns the folder, even if another one comes at the same moment."""
     run = job.parent / "run"
     terms = run / FOLDER
     write = run_folder.write_config
@@ -48,7 +48,7 @@ def test_a_folder_that_was_made_by_hand(job: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Recorded:
-    """What `launch_replica_group` would have started, and how that ends."""
+    """Records what `launch_replica_group` would have started, and ends it as the test says."""
 
     def __init__(self) -> None:
         self.told: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def test_the_first_member_reports(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("another", [False, True])
 def test_a_folder_whose_job_file_is_at_fault(recorded: Recorded, another: bool) -> None:
-    """It is removed unless others have come into it."""
+    """The folder is removed unless other groups have joined the run."""
     recorded.fault, recorded.another = True, another
     assert recorded.launch(0) == 1
     assert Path("run").exists() == another

@@ -1,4 +1,4 @@
-"""`hpcsgd launch` for real on this machine: groups are killed, frozen, told to stop, and leave nothing."""
+"""Tests of `hpcsgd launch` with real processes: groups are killed, frozen and stopped, and leave nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TWO = ("--groups", "2")
 
 
 class Launch:
-    """One `hpcsgd launch` of two groups of two ranks, in a folder of its own."""
+    """One `hpcsgd launch` of two groups of two ranks, in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Launch:
         prepare(folder)
 
     def start(self, *options: str) -> None:
-        """Returns once both groups have trained and met."""
+        """Start the launcher, and return when both groups have averaged their models."""
         programs.mpiexec()
         words = ["launch", "job.toml", "--run.output_dir", str(self.run), *TWO, "--group-size", "2"]
         before = len(self.events("commit"))
@@ -51,12 +51,12 @@ class Launch:
         ]
 
     def end(self) -> int:
-        """Its exit code."""
+        """Wait for the end of the launcher and return its exit code."""
         self.wait(lambda: self.process.poll() is not None, ends=True)
         return self.process.returncode
 
     def wait(self, happened: Callable[[], bool], *, ends: bool = False) -> None:
-        """`ends`: the launcher may, or has to."""
+        """Wait until `happened()` is true; with `ends` the launcher may end meanwhile."""
         deadline = time.monotonic() + PATIENCE
         while not happened():
             assert ends or self.process.poll() is None or happened(), self.printed()
@@ -75,7 +75,7 @@ class Launch:
         return [event for event in self.events(*kinds) if event["replica_group"] == replica_group]
 
     def returned(self, replica_group: int) -> bool:
-        """It was lost, came back, and trains with the others again."""
+        """Return True if the group was lost, came back, and trains with the others again."""
         last = ""
         for event in self.events("lost", "generation", "commit"):
             if event.get("replica_group") == replica_group:
@@ -87,13 +87,13 @@ class Launch:
         return False
 
     def ranks(self, replica_group: int) -> list[int]:
-        """The processes that train, by rank."""
+        """Return the process ids of the ranks, in order of rank."""
         here = [(pid, env) for pid, env in at_work(self.folder).items() if is_of(replica_group, env)]
         ranks = [(env.get("PMI_RANK", env.get("OMPI_COMM_WORLD_RANK")), pid) for pid, env in here]
         return [pid for rank, pid in sorted((rank, pid) for rank, pid in ranks if rank is not None)]
 
     def processes(self, replica_group: int | None = None) -> list[int]:
-        """All that were started in this folder, or those of one group with their launcher."""
+        """Return the processes that were started in this folder, or those of one group and its launcher."""
         return [
             pid
             for pid, env in at_work(self.folder).items()
@@ -115,14 +115,14 @@ class Launch:
 def launch(tmp_path: Path) -> Iterator[Launch]:
     launch = Launch(tmp_path.resolve())
     yield launch
-    for pid in launch.processes():  # of a test that failed
+    for pid in launch.processes():  # processes that a failed test has left
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_rank_is_killed(launch: Launch) -> None:
-    """Its group ends, is started again, returns and trains with the other."""
+    """Its group ends, is started again, returns and trains with the other group."""
     launch.start()
     first = launch.processes(1)
     os.kill(launch.ranks(1)[1], signal.SIGKILL)
@@ -162,7 +162,7 @@ def test_all_save_and_stop_and_go_on(launch: Launch) -> None:
     launch.assert_nothing_is_left(SOON)
     assert f"resuming at step {stopped} from a checkpoint of 1 × 2 ranks" in launch.printed()
     assert (launch.run / "model.pt").exists()
-    if not launch.events("lost"):  # as can be on a very busy machine
+    if not launch.events("lost"):  # groups may be lost on a very busy machine
         assert launch.events("commit")[-1]["t"] == EPOCHS * TRAIN // (2 * 8)
         assert set(seen(launch.folder).values()) == {EPOCHS}
     assert len(seen(launch.folder)) == TRAIN
@@ -174,13 +174,13 @@ def test_all_save_and_stop_and_go_on(launch: Launch) -> None:
 def test_control_c(launch: Launch) -> None:
     launch.start()
     launch.process.send_signal(signal.SIGINT)
-    assert launch.end() == 130  # long before groups would give each other up
+    assert launch.end() == 130  # long before the groups' heartbeat timeout
     launch.assert_nothing_is_left(SOON)
 
 
 @pytest.mark.long
 def test_the_launcher_is_killed(launch: Launch) -> None:
-    """The coordinator leaves with it, and the groups when they have missed it for long enough."""
+    """The coordinator ends with the launcher, and the groups end after their timeout."""
     timeout = 15.0
     launch.start("--heartbeat-timeout", "5", "--timeout", str(timeout))
     launch.process.send_signal(signal.SIGKILL)
@@ -202,7 +202,7 @@ QUORUM = ("--method.quorum", "1", "--method.grace_s", "1")
     ids=["silent", "quorum"],
 )
 def test_an_group_freezes(launch: Launch, options: tuple[str, ...], kind: event_log.Loss) -> None:
-    """The other goes on without it until it moves again."""
+    """The other group continues without the frozen one until it runs again."""
     launch.start(*options)
     frozen = launch.processes(1)
     for pid in frozen:
@@ -224,7 +224,7 @@ def test_an_group_freezes(launch: Launch, options: tuple[str, ...], kind: event_
 
 @pytest.mark.slow
 def test_a_mistake_that_the_groups_see(launch: Launch) -> None:
-    """It is told, and the next start finds no folder in its way."""
+    """The mistake is reported, and no folder is left that would hinder the next start."""
     programs.mpiexec()
     words = ["launch", "job.toml", "--run.output_dir", "run", *TWO, "--model.name", "net:Nett"]
     ended = programs.run([*HPCSGD, *words], cwd=launch.folder, timeout=PATIENCE, check=False)
@@ -235,7 +235,7 @@ def test_a_mistake_that_the_groups_see(launch: Launch) -> None:
 
 @pytest.mark.slow
 def test_groups_start_from_weights_of_others(launch: Launch) -> None:
-    """All of them, from a file named from where the launcher is; steps of no length keep them."""
+    """All groups read a file in the launcher's folder. A tiny learning rate keeps the weights."""
     programs.mpiexec()
     hurry(launch.folder)
     weights = {"inner.1.weight": torch.randn(10, 36), "inner.1.bias": torch.randn(10)}
@@ -277,7 +277,7 @@ def test_groups_start_from_weights_of_others(launch: Launch) -> None:
     ids=["method", "groups", "folder", "batch", "srun", "quorum", "heartbeat_timeout", "key"],
 )
 def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: str) -> None:
-    """Before anything is started or written."""
+    """The error comes before anything is started or written."""
     (launch.folder / "used").mkdir()
     (launch.folder / "used" / "metrics.jsonl").touch()
     before = sorted(launch.folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""What killed ranks leave in memory is found by the name that MPICH gives it."""
+"""Tests that the shared memory of killed ranks is found by the name that MPICH gives it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.cluster.launch.leftovers import clear, fnv
 
 @pytest.mark.parametrize(("text", "value"), [("", "811c9dc5"), ("a", "e40c292c"), ("foobar", "bf9cf968")])
 def test_the_hash_is_that_of_its_authors(text: str, value: str) -> None:
-    """FNV-1a, 32 bits: from its published test vectors."""
+    """The values are published test vectors of FNV-1a with 32 bits."""
     assert fnv(text) == value
 
 

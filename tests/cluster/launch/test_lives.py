@@ -1,4 +1,4 @@
-"""What a launcher makes of how a group's processes end; the test is their coordinator."""
+"""Tests of how a launcher reacts when a group's processes end; the test acts as the coordinator."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ KILLED = 128 + signal.SIGKILL
 
 @dataclass
 class Life:
-    """What happens in one, and how it ends."""
+    """One start of a group: what happens, and how it ends."""
 
     end: str
-    """Words for a shell."""
+    """A command line for a shell."""
     meets: bool = False
     now: Mapping[str, Any] = field(default_factory=dict)
-    """What the register says by then."""
+    """The changes of the membership by then."""
 
 
 @dataclass
 class Group:
-    """Of one group its starter, and the coordinator to which it says nothing."""
+    """The starter of one group, and a stand-in for the coordinator."""
 
     folder: Path
     lives: Sequence[Life]
     now: Register = field(default_factory=lambda: Register(phase=Phase.RUN, rounds=1))
     started: list[int] = field(default_factory=list)
-    """With how many ranks."""
+    """The number of ranks of each start."""
     noted: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     address = token = ""
     host, ranks = "127.0.0.1", 0
@@ -72,7 +72,7 @@ class Group:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that were waited before another life."""
+    """Return a list of the pauses in seconds before restarts."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -120,7 +120,7 @@ def test_units_that_are_no_ranks_leave_these_as_they_are(tmp_path: Path) -> None
 def test_it_is_given_up_after_so_many_lives(
     tmp_path: Path, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """0 is not believed: the register does not say that all is done."""
+    """Exit code 0 counts as a failure if the membership does not say that the training is complete."""
     replica_group = Group(tmp_path, [Life("exit 0"), Life("exit 3")])
     assert supervised(replica_group, restarts=1) == 3
     assert pauses == [1]

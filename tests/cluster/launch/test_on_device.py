@@ -1,4 +1,4 @@
-"""`hpcsgd launch` where every rank has a test device: the model that the host trains, bit for bit."""
+"""Tests that `hpcsgd launch` with a test device on every rank trains the same bits as the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if "HPCSGD_REPLICA_GROUP" in os.environ:
     on = far.switched_on()
     on.__enter__()
 """
-"""What every Python does first: one of a rank has the device."""
+"""Code that every Python runs first; Pythons of ranks get the device."""
 JOB = """
 data = { path = "small.h5", group_batch_size = 8 }
 model = { name = "mlp", arguments = { inputs = 36, hidden = [8] } }

@@ -1,4 +1,4 @@
-"""`hpcsgd launch` with groups that do what a script says, and with real ones by mpiexec."""
+"""Tests of `hpcsgd launch` with groups that run a small script, and with real ones under mpiexec."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_all_come_to_the_end(tmp_path: Path) -> None:
 
 
 class Over:
-    """A coordinator elsewhere, of groups that finish while another one starts."""
+    """A coordinator elsewhere, whose groups finish while another one starts."""
 
     address = token = ""
 
@@ -233,7 +233,7 @@ def test_it_is_waited_longer_only_where_lives_are_in_vain(
 
 
 class Namespace:
-    """A module of which something is another."""
+    """A module in which some attributes are replaced."""
 
     def __init__(self, module: ModuleType, **others: Any) -> None:
         self._module = module
@@ -299,7 +299,7 @@ def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_zero_is_not_believed_without_the_register(tmp_path: Path) -> None:
-    """`srun` gives 0 where a node was lost."""
+    """`srun` returns 0 if a node was lost."""
     assert supervise(tmp_path, 1, "meetings.mean(w) if life else sys.exit(0)\nmeetings.finish()") == 0
     assert lives(tmp_path, 0) == 2
 
@@ -365,7 +365,7 @@ else:
 def test_groups_come_back_with_the_ranks_that_they_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, without counting as dead."""
+    """They restart at once, and this does not count as a failure."""
     started: list[int] = []
 
     def command(_: Alone, replica_group: int, K: int, program: Sequence[str]) -> list[str]:

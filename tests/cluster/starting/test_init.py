@@ -1,4 +1,4 @@
-"""What `hpcsgd init` writes can be trained as it stands; what is there stays."""
+"""Tests that the job file of `hpcsgd init` can be trained as it is, and that existing files stay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHOICES = [(data, model) for data, kind in COLLECTIONS.items() for model in kind
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No cluster, unless a test makes one."""
+    """Set up a folder without a cluster; a test may add one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "is_cluster", lambda: False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -62,7 +62,7 @@ def test_every_method_can_be_made(method: str) -> None:
 
 @pytest.mark.slow
 def test_it_is_trained_on_two_ranks(folder: Path) -> None:
-    """With what the store says of itself: images of 6 x 6 pixels."""
+    """The arguments come from the dataset file: images of 6 x 6 pixels."""
     programs.mpiexec()
     make_store(folder / "small.h5", 96)
     words = ["--data", "small.h5", "--ranks", "2", "--epochs", "1"]
@@ -209,7 +209,7 @@ def test_in_a_terminal_it_asks(folder: Path) -> None:
 
 
 def commands(folder: Path, **scripts: str) -> str:
-    """Slurm's, as stand-ins that print this; the PATH with them."""
+    """Write stand-ins for Slurm's commands that print these texts, and return a PATH with them."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     for name, text in scripts.items():
