@@ -1,4 +1,4 @@
-"""A program for 4 ranks: a loop written for Accelerate trains as a plain one of hpcsgd does, to the bit."""
+"""A program for 4 ranks: a loop written for Accelerate trains the same bits as a plain loop of hpcsgd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hugging_face.running import Scene, refusal, run_all, same
 
 DATA = Tokens(9 * 4 * BATCH)
 STEPS = 9
-"""In an epoch; the last synchronization is that of step 8."""
+"""The steps of an epoch; the last synchronization is that of step 8."""
 Change = Callable[[Any, Any, nn.Module], object]
 
 
@@ -37,7 +37,7 @@ def accelerator(scene: Scene, **more: Any) -> hpcsgd.accelerate.Accelerator:
 
 
 def prepared(scene: Scene, **more: Any) -> tuple[Any, Any, Any, Any]:
-    """An accelerator, and the model, optimizer and loader that it has prepared."""
+    """Return an accelerator, and the model, optimizer and loader that it has prepared."""
     ours = accelerator(scene, **more)
     model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -47,7 +47,7 @@ def prepared(scene: Scene, **more: Any) -> tuple[Any, Any, Any, Any]:
 def loop(
     ours: Any, model: nn.Module, optimizer: Any, loader: Any, *, clip: str = "norm", steps: int = 0
 ) -> None:
-    """One epoch, or `steps` passes, as Accelerate's documentation has it."""
+    """Train for one epoch, or for `steps` passes, as Accelerate's documentation shows it."""
     for number, batch in enumerate(loader, start=1):
         with ours.accumulate(model):
             ours.backward(model(**batch).loss)
@@ -111,7 +111,7 @@ def another_number_of_passes_later(scene: Scene) -> None:
 
 
 def bfloat16(scene: Scene) -> None:
-    AcceleratorState._reset_state()  # it keeps the precision that the process began with
+    AcceleratorState._reset_state()  # the process keeps the precision with which it began
     ours, model, optimizer, loader = prepared(scene, mixed_precision="bf16")
     loop(ours, model, optimizer, loader)
     assert digest(model) == digest(plain_loop(scene, bf16=True))
@@ -119,7 +119,10 @@ def bfloat16(scene: Scene) -> None:
 
 
 def float16(scene: Scene) -> None:
-    """No rank makes a step in which the gradient of one overflows. Accelerate has a scaler on GPUs alone."""
+    """All ranks skip a step in which a gradient of one rank overflows.
+
+    The check sets the scaler itself, because Accelerate makes one on GPUs only.
+    """
     AcceleratorState._reset_state()
     settings = GradScalerKwargs(init_scale=1024.0)
     plain: Any = accelerate.Accelerator(mixed_precision="fp16", kwargs_handlers=[settings])
@@ -211,7 +214,7 @@ def the_saved_model_is_the_average(scene: Scene) -> None:
 
 
 def a_checkpoint(scene: Scene) -> None:
-    """Of rank 0's model and of everything that ranks have alone; continues to the same bits."""
+    """A checkpoint has rank 0's model and what each rank has alone; it continues with the same bits."""
     ours, model, optimizer, loader = prepared(scene)
     loop(ours, model, optimizer, loader, steps=6)
     own = digest(model)

@@ -1,4 +1,4 @@
-"""A program for 4 ranks: checkpoints of the Trainer continue each group to the same bits."""
+"""A program for 4 ranks: each group continues from a checkpoint of the Trainer with the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hugging_face.running import Scene, refusal, run_all, same
 
 DATA = Tokens(6 * 4 * BATCH)
 EPOCH = 6
-"""Steps, of which none that ends an epoch ends with a synchronization."""
+"""The steps of an epoch; no epoch ends with a synchronization."""
 
 
 def trainer(scene: Scene, model: Any = None, *, method: Any = None, **more: Any) -> Any:
@@ -39,7 +39,7 @@ def checkpoint(scene: Scene, steps: int = EPOCH) -> Path:
 
 
 def state(given: Any) -> str:
-    """The bits of this rank's model and of its group's optimizer state, and the counters."""
+    """Return the bits of this rank's model and of its group's optimizer state, and the counters."""
     found = of(given).state_dict()
     moments = [x for each in found["state"].values() for x in each.values()]
     return str(
@@ -48,7 +48,7 @@ def state(given: Any) -> str:
 
 
 def resumes(scene: Scene, model: Any = gpt2, method: Any = None, **more: Any) -> None:
-    """Two epochs at once have the bits of one, a checkpoint, and another."""
+    """Check that two epochs give the same bits as one, a checkpoint, and another."""
     through = trainer(scene, model(), method=method, **more)
     through.train()
     again = trainer(scene, model(), method=method, **more)
@@ -84,7 +84,7 @@ def an_adapter(scene: Scene) -> None:
 
 
 def of_rank_0_alone(scene: Scene) -> None:
-    """What is written is one folder, which may be moved; its model is the average."""
+    """A checkpoint is one folder, which may be moved; its model is the average."""
     through = trainer(scene)
     through.train()
     moved = scene.folder / "moved"

@@ -1,4 +1,4 @@
-"""A small GPT-2 with random weights, a LoRA of it, tokens, and what to compare of a training."""
+"""A small GPT-2 with random weights, a LoRA of it, tokens, and a digest for comparisons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tokens(Dataset[dict[str, Tensor]]):
 
 
 def gpt2() -> transformers.GPT2LMHeadModel:
-    """Two layers, without dropout; the same on all ranks."""
+    """Return a model of two layers without dropout, the same on all ranks."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=11, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
@@ -57,6 +57,6 @@ def arguments(folder: Path, **more: Any) -> transformers.TrainingArguments:
 
 
 def digest(model: nn.Module) -> str:
-    """Of the bits of this rank's model."""
+    """Return a hash of the bits of this rank's model."""
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
     return hashlib.sha256(flat.float().numpy().tobytes()).hexdigest()

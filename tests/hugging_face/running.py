@@ -1,4 +1,4 @@
-"""The checks of a program on 4 ranks, one after the other: importing the libraries takes seconds."""
+"""Runs the checks of a program on 4 ranks in turn, because importing the libraries takes seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcsgd.errors import UserError
 
 
 class Scene(NamedTuple):
-    """What a check is given: the ranks, 2 x 2, and an empty folder that all of them see."""
+    """The arguments of a check: the topology of 2 x 2 ranks, and an empty folder that all of them see."""
 
     topology: Topology
     folder: Path
@@ -40,12 +40,12 @@ def run_all(checks: Sequence[Check]) -> None:
 
 
 def same(x: object, topology: Topology) -> bool:
-    """Whether all ranks have the same."""
+    """Return True if `x` is the same on all ranks."""
     return len(set(topology.world.gather_objects(x))) == 1
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """The line with which the call is refused."""
+    """Return the message with which the call is refused, which is one line."""
     with pytest.raises(UserError) as caught:
         call()
     assert "\n" not in str(caught.value)

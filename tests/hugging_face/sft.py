@@ -1,4 +1,6 @@
-"""Train a small GPT-2 by trl's SFTTrainer: sft.py FOLDER "plain" or "lora" [STEP, from whose checkpoint]."""
+"""Train a small GPT-2 with trl's SFTTrainer.
+
+sft.py FOLDER "plain" or "lora" [STEP of the checkpoint to resume from]"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class SFTTrainer(hpcsgd.transformers.TrainerMixin, trl.SFTTrainer):
 
 
 def texts(count: int, seed: int) -> Any:
-    """Texts that count up from a random word."""
+    """Return texts that count up from a random word."""
     first = torch.randint(0, WORDS, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     return datasets.Dataset.from_dict(
         {"text": [" ".join(f"w{(f + i) % WORDS}" for i in range(LENGTH)) for f in first]}

@@ -1,4 +1,4 @@
-"""Trainer and Accelerate on 4 ranks, by mpiexec and by torchrun. Each program makes its checks in one go."""
+"""Tests of Trainer and Accelerate on 4 ranks, with mpiexec and torchrun; each program runs all its checks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from train.launches import unlaunched
 TESTS, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/hugging_face"
 PATIENCE = 300.0
-"""Seconds; the libraries alone take several to be imported, and the machine may be busy."""
+"""Seconds; importing the libraries alone takes several, and the machine may be busy."""
 BLOCK = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 slowly = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 20)]
 
 
 def names(checks: str) -> list[str]:
-    """Those that a program has, in order."""
+    """Return the names of a program's checks, in order."""
     tree = ast.parse((TESTS / "hugging_face" / f"{checks}.py").read_text())
     functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
     return [each.name for each in functions if ast.unparse(each.args) == "scene: Scene"]

@@ -1,4 +1,4 @@
-"""SFTTrainer of trl behind the mixin: two groups train, and continue from a checkpoint with the same bits."""
+"""Tests of trl's SFTTrainer with the mixin: two groups train, and resume with the same bits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import programs
 from train.launches import unlaunched
 
 PATIENCE = 300.0
-"""Seconds; the libraries alone take several to be imported."""
+"""Seconds; importing the libraries alone takes several."""
 STEPS = 8
 UNTRAINED = 2.3
-"""The least loss of a model that has learnt nothing of 11 words."""
+"""The smallest loss of a model that has learned nothing about the 11 words."""
 
 
 def trained(folder: Path, *words: str) -> list[dict[str, Any]]:
@@ -38,6 +38,6 @@ def test_sft_trains_and_resumes(tmp_path: Path, kind: str) -> None:
     own = [each["own"] for each in found]
     assert own[0] == own[1] != own[2] == own[3]  # two groups of two, two steps after a synchronization
     assert {each["steps"] for each in found} == {STEPS}
-    (loss,) = {each["loss"] for each in found}  # of the average
+    (loss,) = {each["loss"] for each in found}  # that of the averaged model
     assert kind == "lora" or loss < UNTRAINED
     assert trained(tmp_path, kind, str(STEPS // 2)) == found

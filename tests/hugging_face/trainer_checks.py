@@ -1,4 +1,4 @@
-"""A program for 4 ranks: the Trainer trains as a plain loop of hpcsgd does, to the bit."""
+"""A program for 4 ranks: the Trainer trains the same bits as a plain loop of hpcsgd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trainer(scene: Scene, model: Any = None, *, method: Any = METHOD, **more: An
 
 
 def plain_loop(scene: Scene, *, passes: int = 1, max_norm: float = 1.0, bf16: bool = False, epochs: int = 1):
-    """The same training, written out: model and optimizer."""
+    """Run the same training without the Trainer, and return model and optimizer."""
     topology = scene.topology
     model = gpt2()
     inner = transformers.Trainer(model, arguments(scene.folder)).create_optimizer()
@@ -59,7 +59,7 @@ def mean_digest(given: Any) -> str:
 
 
 def equals(scene: Scene, expected: dict[str, Any], **more: Any) -> Any:
-    """A Trainer with these arguments has trained the bits of the plain loop."""
+    """Check that a Trainer with these arguments trains the bits of the plain loop, and return it."""
     ours = trainer(scene, **more)
     ours.train()
     model, optimizer = plain_loop(scene, **expected)
@@ -115,7 +115,7 @@ def evaluation_of_the_average(scene: Scene) -> None:
     assert digest(ours.model) == before
     with of(ours).averaged_model(), torch.no_grad():
         tokens = Tokens(32, 1).tokens
-        items = torch.tensor(tokens.numel())  # the Trainer counts all tokens, also the first ones
+        items = torch.tensor(tokens.numel())  # the Trainer counts all tokens, including the first ones
         expected = ours.model.eval()(input_ids=tokens, labels=tokens, num_items_in_batch=items).loss.item()
     assert abs(loss - expected) < 1e-5 * expected
     assert loss == predicted
@@ -174,7 +174,7 @@ def an_optimizer_of_the_user(scene: Scene) -> None:
 
 def the_mixin(scene: Scene) -> None:
     class Counting(transformers.Trainer):
-        """Someone else's Trainer, with an argument of its own."""
+        """A Trainer of a third party, with an additional argument."""
 
         def __init__(self, *args: Any, factor: float, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -234,7 +234,7 @@ def refusals(scene: Scene) -> None:
     assert "fsdp is another way" in given(args=arguments(scene.folder, fsdp=True))
     assert "bf16_full_eval converts" in given(args=arguments(scene.folder, bf16_full_eval=True))
     alone = arguments(scene.folder)
-    alone.distributed_state = None  # as where they were made before the ranks were known
+    alone.distributed_state = None  # as if they were made before the ranks were known
     assert "call hpcsgd.transformers.init before TrainingArguments" in given(args=alone)
     ours = trainer(scene, max_steps=1)
     optimizer = torch.optim.SGD(ours.model.parameters(), 0.1)

@@ -1,4 +1,4 @@
-"""What goes beyond one optimizer's numbers: several optimizers, callbacks, evaluations, loaders, refusals."""
+"""Cases beyond one optimizer's numbers: several optimizers, callbacks, evaluations, loaders, errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcsgd.methods import hierarchical
 
 
 class Gan(lightning.LightningModule):
-    """Two optimizers, and gradients of both modules in each backward pass unless one is toggled off."""
+    """A module with two optimizers, whose backward passes reach both parts unless one is toggled off."""
 
     def __init__(self, *, toggles: bool) -> None:
         super().__init__()
@@ -88,7 +88,10 @@ def case_early_stopping(folder: Path) -> Any:
 
 
 class Averages(Callback):
-    """Keeps the averaged model at the beginning of each epoch, when SWA adds the group's own to its mean."""
+    """A callback that records the averaged model at the start of each epoch.
+
+    SWA adds the group's own model to its mean then.
+    """
 
     def __init__(self) -> None:
         self.models: list[torch.Tensor] = []
@@ -182,7 +185,7 @@ def refused(call: Callable[[], object]) -> str:
 
 
 def case_refusals(folder: Path) -> Any:
-    """Errors that all ranks raise before they communicate, so that the next one can be tried."""
+    """Collect errors that all ranks raise before they communicate, so that the next case can run."""
     topology = hpcsgd.init(groups=2)
     sampler = hpcsgd.Sampler(DATA, topology)
     return {
@@ -210,11 +213,11 @@ class Untrained(Net):
 
 
 class Odd(Precision):
-    """A precision plugin of somebody else."""
+    """A precision plugin of a third party."""
 
 
 def case_docstrings(folder: Path) -> Any:
-    """The examples of this package's docstrings, which need processes."""
+    """Run the examples in this package's docstrings that need several processes."""
     found = [0, 0]
     for documented in (HpcsgdStrategy, LogMetrics):
         for test in doctest.DocTestFinder().find(documented, globs={"hpcsgd": hpcsgd}):

@@ -1,4 +1,4 @@
-"""python cases.py FILE NAME … runs these cases on all ranks; FILE gets what each of them found, by rank."""
+"""`python cases.py FILE NAME …` runs these cases on all ranks and writes their results into FILE."""
 
 from __future__ import annotations
 

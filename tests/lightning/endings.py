@@ -1,4 +1,4 @@
-"""python endings.py HOW: a training by Lightning on 2 ranks that ends badly."""
+"""`python endings.py HOW` runs a training with Lightning on 2 ranks that fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcsgd.methods import hierarchical
 
 
 class Raises(Net):
-    """A module that raises on rank 1, after gradients of its third step have been sent."""
+    """A module that raises on rank 1, after the gradients of its third step have been sent."""
 
     def on_after_backward(self) -> None:
         if self.trainer.global_rank == 1 and self.trainer.global_step == 2:

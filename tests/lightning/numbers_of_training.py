@@ -1,4 +1,4 @@
-"""Trainings by Lightning next to the same ones by a plain loop of hpcsgd, on 2 groups of 2 ranks."""
+"""Trainings with Lightning and the same ones with a plain loop of hpcsgd, on 2 groups of 2 ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NORM, MAX_VALUE = 0.3, 0.02
 
 
 def compared(fitted: Fitted, loop: Plain) -> dict[str, Any]:
-    """What both came to on this rank, and the bytes that both sent for gradients and models."""
+    """Return the results of both on this rank, and the bytes that both sent for gradients and models."""
     found = loop.train(fitted.strategy.topology)
     return {
         "lightning": fitted.found,
@@ -57,7 +57,7 @@ def case_accumulated_by_schedule(folder: Path) -> Any:
 
 
 class Manual(Net):
-    """A module that makes a step after every second batch by itself."""
+    """A module with manual optimization, which makes a step after every second batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def case_bf16_true(folder: Path) -> Any:
 
 
 def case_fp16_mixed(folder: Path) -> Any:
-    """The first scale overflows."""
+    """The gradients overflow at the first scale."""
     given = torch.amp.GradScaler("cpu", init_scale=2.0**21)
     fitted = fit(plugins=[MixedPrecision("16-mixed", "cpu", given)], gradient_clip_val=MAX_NORM)
     scaler = hpcsgd.GradScaler("cpu", init_scale=2.0**21)

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, and trainings that resume from them."""
+"""Cases about the contents of checkpoints and about trainings that resume from them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ METHODS: dict[str, Any] = {
     "sgp": sgp,
 }
 FILES = {"hierarchical": ("last", "epoch", "after"), "diloco": ("epoch",), "sgp": ("epoch",)}
-"""Saved by the end of the last validation, at the end of the epoch, and after `fit`."""
+"""Files saved at the end of the last validation, at the end of the epoch, and after `fit`."""
 
 
 def case_resume(folder: Path) -> Any:
-    """After 2 of 4 epochs, where the groups have different models; dropout draws random numbers."""
+    """Resume after 2 of 4 epochs, when the groups have different models; dropout draws random numbers."""
     found: dict[str, Any] = {}
     for name, method in METHODS.items():
         saved = fit(make_noisy, method, validate=True, callbacks=saves(folder / name))
@@ -47,7 +47,7 @@ def make_noisy() -> Net:
 
 
 def saves(folder: Path) -> list[Callback]:
-    """Two callbacks; Lightning tells them apart by `mode`."""
+    """Return two callbacks, which Lightning distinguishes by `mode`."""
     options: dict[str, Any] = {"enable_version_counter": False}
     return [
         ModelCheckpoint(folder, "best", save_last=True, save_on_train_epoch_end=False, **options),
@@ -56,14 +56,14 @@ def saves(folder: Path) -> list[Callback]:
 
 
 def of_file(path: Path) -> str:
-    """The digest of the model in a checkpoint."""
+    """Return the digest of the model in a checkpoint."""
     module = Net()
     module.load_state_dict(torch.load(path, weights_only=True, map_location="cpu")["state_dict"])
     return digest(module)
 
 
 class SeesStep(Callback):
-    """Records the averaged model after step 5."""
+    """A callback that records the rank's own model and the averaged model after step 5."""
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *args: Any
@@ -76,7 +76,7 @@ class SeesStep(Callback):
 
 
 def case_within_an_epoch(folder: Path) -> Any:
-    """Checkpoints between validations have the averaged model, too; training goes on with the own one."""
+    """Checkpoints between validations have the averaged model, too; training continues with the own one."""
     sees = SeesStep()
     every_five = ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
     fitted = fit(callbacks=[sees, every_five], epochs=1)
@@ -87,14 +87,14 @@ def case_within_an_epoch(folder: Path) -> Any:
 
 
 class Begins(Callback):
-    """Records the weights with which a training begins."""
+    """A callback that records the weights with which a training begins."""
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.weights, self.t = weights(pl_module), trainer.optimizers[0].t  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def case_other_shape(folder: Path) -> Any:
-    """On 4 groups of 1 rank, all begin with the mean of the 2 groups that were saved."""
+    """On 4 groups of 1 rank, all begin with the mean of the 2 saved groups."""
     saved = fit(callbacks=[ModelCheckpoint(folder, "all")])
     begins = Begins()
     resumed = fit(groups=4, epochs=3, callbacks=[begins], ckpt_path=folder / "all.ckpt")
@@ -103,7 +103,7 @@ def case_other_shape(folder: Path) -> Any:
 
 
 def case_of_another_strategy(folder: Path) -> Any:
-    """A file of Lightning alone: the optimizer's state is that of a plain one."""
+    """Resume from a file without state of hpcsgd, whose optimizer state is that of a plain optimizer."""
     saved = fit(callbacks=[ModelCheckpoint(folder, "all")])
     path, other = folder / "all.ckpt", folder / "other.ckpt"
     plain = torch.optim.SGD(saved.module.parameters(), lr=0.25, momentum=0.9)
@@ -131,7 +131,7 @@ def weights_with_grad(module: nn.Module) -> torch.Tensor:
 
 
 def case_bad_files(folder: Path) -> Any:
-    """Each error is of all ranks; the trainings before it have left their communicators in order."""
+    """All ranks raise each error, and the communicators of earlier trainings still work."""
     first = fit(epochs=1, callbacks=[ModelCheckpoint(folder, "first")])
     fit(epochs=1, callbacks=[ModelCheckpoint(folder, "second")])
     if first.strategy.topology.rank == 0:
@@ -157,7 +157,7 @@ def weights_only(fitted: Fitted, path: Path) -> Any:
 
 
 def case_removed(folder: Path) -> Any:
-    """Lightning removes older checkpoints with what the ranks have written; the last one has a link."""
+    """Lightning removes older checkpoints together with the files of the ranks; the last one has a link."""
     newest = ModelCheckpoint(folder, "{epoch}", save_top_k=1, save_last="link")
     fitted = fit(epochs=3, callbacks=[newest])
     fitted.strategy.topology.world.barrier()

@@ -1,4 +1,4 @@
-"""What the programs of this folder train: a small module, in Lightning and in a plain loop of hpcsgd."""
+"""The small module that the programs of this folder train, with Lightning and with a plain loop of hpcsgd."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 SEED, BATCH, LR, EVERY = 1, 8, 0.1, 4
 torch.manual_seed(0)
 DATA = TensorDataset(torch.randn(336, 12), torch.randint(0, 4, (336,)))
-"""11 batches an epoch on each of 4 ranks, the last one smaller."""
+"""On each of 4 ranks an epoch has 11 batches, of which the last one is smaller."""
 
 
 class Net(lightning.LightningModule):
-    """A classifier without a line for hpcsgd."""
+    """A classifier without any code for hpcsgd."""
 
     def __init__(self, drop: float = 0.0, *, norm: bool = True) -> None:
         super().__init__()
@@ -60,17 +60,18 @@ class Net(lightning.LightningModule):
 
 @dataclass
 class Fitted:
-    """A training by Lightning that has ended."""
+    """A finished training with Lightning."""
 
     trainer: lightning.Trainer
     module: lightning.LightningModule
     strategy: HpcsgdStrategy
     sent: Mapping[str, Total]
-    """What this rank has sent in each phase."""
+    """The bytes that this rank has sent in each phase."""
 
     @property
     def found(self) -> list[Any]:
-        """What all ranks have to have in common with the plain loop: the averaged model, and the steps."""
+        """Return the results that must equal the plain loop's: the averaged model's digests, and the
+        steps."""
         return [*digests(self.module), *(each.t for each in self.strategy.optimizers)]  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_all_ranks(self, value: Any) -> list[Any]:
@@ -90,7 +91,7 @@ def fit(
     options: Mapping[str, Any] | None = None,
     **trainer_options: Any,
 ) -> Fitted:
-    """Train in Lightning, on 4 ranks."""
+    """Train with Lightning, on 4 ranks."""
     lightning.seed_everything(SEED, verbose=False)
     module = make()
     strategy = HpcsgdStrategy(method, groups, timeout_s=90, **(options or {}))
@@ -116,11 +117,11 @@ def held_out() -> DataLoader[Any]:
 
 @dataclass
 class Plain:
-    """The same training by a loop around `DistributedOptimizer`."""
+    """The same training with a loop around `DistributedOptimizer`."""
 
     module: nn.Module = field(default_factory=Net)
     accumulate: Callable[[int], int] = lambda epoch: 1
-    """Backward passes before a step, by epoch."""
+    """The number of backward passes per step, by epoch."""
     clip: Callable[[Any], object] = lambda optimizer: None
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     scaler: Any = None
@@ -128,7 +129,7 @@ class Plain:
     sent: Mapping[str, Total] = field(default_factory=dict)
 
     def train(self, topology: hpcsgd.Topology, epochs: int = 2) -> list[Any]:
-        """Return what `Fitted.found` has to be."""
+        """Train, and return the expected value of `Fitted.found`."""
         inner: Any = optim.SGD(self.module.parameters(), lr=LR, momentum=0.9)
         schedule = optim.lr_scheduler.StepLR(inner, 1, 0.5)
         optimizer = hpcsgd.DistributedOptimizer(inner, self.module, topology, hierarchical(EVERY))
@@ -167,18 +168,18 @@ class Plain:
 
 
 def plain(topology: hpcsgd.Topology, *, dtype: torch.dtype | None = None, **changes: Any) -> Plain:
-    """A plain loop that begins as `fit` does."""
+    """Return a plain loop that starts from the same model as `fit`."""
     lightning.seed_everything(SEED, verbose=False)
     return Plain(Net().to(dtype=dtype), **changes)
 
 
 def digest(module: nn.Module) -> str:
-    """A checksum of the parameters and buffers."""
+    """Return a checksum of the parameters and buffers."""
     return " ".join(digests(module))
 
 
 def digests(module: nn.Module) -> list[str]:
-    """Checksums of the parameters, and of the buffers."""
+    """Return the checksums of the parameters and of the buffers."""
     return [_digest(module.parameters()), _digest(module.buffers())]
 
 
@@ -188,6 +189,6 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def sent_in_steps(totals: Mapping[str, Total]) -> dict[str, float]:
-    """Bytes that this rank has sent for each part of a step."""
+    """Return the bytes that this rank has sent for each part of a step."""
     phases = ("grad_reduce", "clipping", "overflow", "param_gather", "model_average")
     return {phase: totals[phase].bytes for phase in phases if phase in totals}

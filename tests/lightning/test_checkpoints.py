@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning: a file with the averaged model, and parts of ranks that resume bit for bit."""
+"""Tests of checkpoints with Lightning: a file with the averaged model, and files of ranks to resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_runs import by_mpiexec, by_torchrun
 pytestmark = pytest.mark.slow
 RunCases = Callable[..., dict[str, list[Any]]]
 FILES = {"hierarchical": ("last", "epoch", "after"), "diloco": ("epoch",), "sgp": ("epoch",)}
-"""By method: saved by the end of the last validation, at the end of the epoch, and after `fit`."""
+"""By method, the files saved at the end of the last validation, at the end of the epoch, and after `fit`."""
 MODELS = ("within_an_epoch", "other_shape", "of_another_strategy")
 FOLDERS = ("bad_files", "removed")
 

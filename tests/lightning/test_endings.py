@@ -1,4 +1,4 @@
-"""How trainings by Lightning end if they cannot begin, or if one rank fails: soon, with one line."""
+"""Tests that a training with Lightning ends soon, with one line, if it cannot begin or if a rank fails."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from train.launches import unlaunched
 
 PROGRAM = str(Path(__file__).with_name("endings.py"))
 LIMIT = 45.0
-"""Seconds; the job itself takes a few, and would wait 600 for a rank that does not answer."""
+"""Seconds; the job itself takes a few, and its timeout for ranks that do not answer is 600."""
 
 
 class Case(NamedTuple):
     how: str
     by: Callable[..., list[str]]
     line: str
-    """What is printed once."""
+    """A regex for the line that is printed once."""
     more: Mapping[str, str] = {}
     """Environment variables."""
 

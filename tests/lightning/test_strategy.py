@@ -1,4 +1,4 @@
-"""`HpcsgdStrategy`: the same bits as a plain loop, and what Lightning's callbacks, loaders and modes do."""
+"""Tests of `HpcsgdStrategy`: the same bits as a plain loop, and Lightning's callbacks, loaders and modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_runs import by_torchrun
 slow = pytest.mark.slow
 RunCases = Callable[..., dict[str, list[Any]]]
 STEPS = 22
-"""Of 2 epochs of 11 batches."""
+"""The steps of 2 epochs of 11 batches."""
 GRADIENTS = {
     "clip_norm": STEPS,
     "clip_value": STEPS,
@@ -21,13 +21,13 @@ GRADIENTS = {
     "manual": 12,
 }
 PRECISIONS = {"bf16_mixed": STEPS, "bf16_true": STEPS, "own_sampler": STEPS}
-"""Cases with a plain loop, by the program that runs them, and their numbers of updates."""
+"""Cases with a plain loop and their numbers of updates. One program runs all of them."""
 BEHAVIOUR = ("two_optimizers", "early_stopping", "swa", "evaluation", "streams")
 ARGUMENTS = ("by_name", "docstrings", "metrics", "method_object", "refusals")
 
 
 def require_same(of_ranks: list[Any], steps: int) -> None:
-    """All ranks have the plain loop's averaged model, and have sent as much as it for each part of a step."""
+    """Check that all ranks have the plain loop's averaged model and sent as many bytes in each phase."""
     for found in of_ranks:
         assert found["lightning"] == found["plain"] == of_ranks[0]["plain"]
         assert found["plain"][-1] == steps
@@ -41,7 +41,10 @@ def test_lightning_trains_as_a_plain_loop(run_cases: RunCases) -> None:
 
 @slow
 def test_lightning_trains_as_a_plain_loop_by_torchrun(run_cases: RunCases) -> None:
-    """Without MPI, and on 2 × 2 with MPI's bits; buffers are averaged over 4 ranks, in another order."""
+    """Without MPI, parameters have the same bits on 2 × 2 ranks.
+
+    Buffers may differ, because the average over 4 ranks adds them in another order.
+    """
     found = run_cases("bits", by=by_torchrun)["bits"]
     require_same(found, STEPS)
     assert found[0]["plain"][0] == run_cases("bits")["bits"][0]["plain"][0]
@@ -102,7 +105,7 @@ def test_evaluations_are_of_the_averaged_model(run_cases: RunCases) -> None:
         assert len({tuple(each[name]) for each in sizes}) == 1, name
     final = sizes[0]["fit"][-1]
     assert {*sizes[0]["after"], *sizes[0]["test"]} == {final}
-    # the groups begin together, are apart in the second epoch, and begin the second fit with the average
+    # the groups begin equal, differ in the second epoch, and begin the second fit with the average
     begins, apart, again = zip(*(each["own"] for each in sizes), strict=True)
     assert len({*begins}) == 1
     assert len({*apart}) == 2

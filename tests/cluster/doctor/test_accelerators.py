@@ -1,5 +1,4 @@
-"""Tests of the doctor's reports about accelerators; host memory and gloo replace devices and their
-library."""
+"""Tests of the doctor's reports about accelerators, with host memory and gloo in place of devices."""
 
 from __future__ import annotations
 
