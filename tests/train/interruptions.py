@@ -1,4 +1,4 @@
-"""Runs of a job file in one process, on threads, to which something happens in between."""
+"""Runs of a job file in one process, on threads, which are interrupted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _run = importlib.import_module("hpcsgd.train.run")  # the package has a function
 
 
 class Killed(Exception):
-    """By somebody else."""
+    """Raised in place of a kill from outside."""
 
 
 def stopped(_: int) -> str:
@@ -36,7 +36,7 @@ def killed(_: int) -> str:
 
 
 class Never:
-    """In place of `Stopping`, which takes signals and so only the main thread."""
+    """A stand-in for `Stopping`, which handles signals and so needs the main thread."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -45,7 +45,7 @@ class Never:
 
 
 class Interruption:
-    """In place of `Stopping`: something happens after one step."""
+    """A stand-in for `Stopping` that calls `what` after one step."""
 
     def __init__(self, parts: TrainingSetup, step: int, what: Callable[[int], str]) -> None:
         self._parts, self._step, self._what = parts, step, what
@@ -64,7 +64,7 @@ def train(
     what: Callable[[int], str] = stopped,
     resume: bool = False,
 ) -> list[str | None]:
-    """As the command does it, on `n` threads."""
+    """Train like the command, but on `n` threads, and return the reasons for stopping."""
 
     def one(world: Communicator) -> str | None:
         config = load(job_file, [*options, "--run.output_dir", str(folder)])
@@ -75,7 +75,7 @@ def train(
             try:
                 return _run._train(setting, parts, interruption, control, resume, files)
             except Killed:
-                world.close_dups(PATIENCE)  # nobody is left to write
+                world.close_dups(PATIENCE)  # no rank is left that would write
                 raise
 
     folder.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def train(
 
 def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines.sort(key=lambda r: (r["step"], r["kind"]))  # a step's record comes once all ranks have made it
+    lines.sort(key=lambda r: (r["step"], r["kind"]))  # a record comes once all ranks have made the step
     timed = {"seconds", "samples_per_s", "tokens_per_s", "utilization"}
     records = [{k: v for k, v in r.items() if k not in timed and not k.endswith("_seconds")} for r in lines]
     return torch.load(folder / "model.pt"), records
@@ -98,8 +98,10 @@ def assert_same_outcome(one: Path, other: Path) -> None:
 
 
 def assert_interruptions_change_nothing(job_file: Path, folder: Path, *options: str) -> None:
-    """On 4 ranks: killed after step 3, resumed, stopped after step 5 and resumed, it ends as if it had not
-    been."""
+    """Check that interruptions on 4 ranks do not change the result.
+
+    The run is killed after step 3, resumed, stopped after step 5 and resumed.
+    """
     whole, other = folder / "whole", folder / "other"
     train(job_file, whole, *options, n=4)
     with pytest.raises(Killed):
@@ -111,5 +113,5 @@ def assert_interruptions_change_nothing(job_file: Path, folder: Path, *options: 
 
 
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
-    """Which take longer than these runs."""
+    """Switch off plots, which take longer than these runs."""
     patch.setattr("hpcsgd.train.static_run._report", lambda _: None)

@@ -1,4 +1,4 @@
-"""`hpcsgd train` as its users start it, and a small store for it."""
+"""`hpcsgd train` as users start it, and a small dataset file for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcsgd.data import convert
 from pythons import python
 
 HPCSGD = [sys.executable, "-m", "hpcsgd"]
-# Of whoever started these tests.
+# Prefixes of variables that the launcher of these tests may have set.
 LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "SLURM_", "HYDRA_", "PALS_", "FLUX_", "PBS_")
 
 JOB = """\
@@ -41,7 +41,7 @@ log_every = 1
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a launch."""
+    """The result of a launch."""
 
     code: int
     out: str
@@ -49,12 +49,12 @@ class Ended:
 
     @property
     def messages(self) -> list[str]:
-        """What hpcsgd itself said on stderr."""
+        """The lines of stderr that hpcsgd itself has written."""
         return [line for line in self.err.splitlines() if line.startswith("hpcsgd: ")]
 
 
 def make_store(path: Path, train: int = 48, test: int = 20) -> Path:
-    """A store of images of 6 x 6 pixels, of ten classes that are easy to tell apart."""
+    """Write a dataset file of images of 6 x 6 pixels, whose ten classes are easy to distinguish."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for prefix, count in (("train", train), ("t10k", test)):
@@ -72,13 +72,13 @@ def _idx(values: NDArray[np.uint8]) -> bytes:
 
 
 def launch(folder: Path, *words: str, n: int = 0, **environment: str) -> Ended:
-    """`hpcsgd` with these words on `n` ranks, or (0) without a launcher, in `folder`; its end."""
+    """Run `hpcsgd` with these words in `folder`, on `n` ranks or, for 0, without a launcher."""
     launcher = [] if n == 0 else [programs.mpiexec(), "-n", str(n)]
     return ended(start(folder, [*launcher, *hpcsgd(*words)], **environment))
 
 
 def hpcsgd(*words: str) -> list[str]:
-    """The command, in a process that has torch already; `HPCSGD` begins with an empty one."""
+    """Return the command for a process that already has torch; `HPCSGD` starts an empty one."""
     return python("-m", "hpcsgd", *words)
 
 
@@ -87,12 +87,12 @@ def start(folder: Path, command: list[str], **environment: str) -> programs.Runn
 
 
 def unlaunched(**more: str) -> dict[str, str]:
-    """The environment without what an outer launcher or batch system left there, and with `more`."""
+    """Return the environment with `more`, without variables of an outer launcher or batch system."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     return {**own, "OMP_NUM_THREADS": "1", **more}
 
 
 def ended(process: programs.Running) -> Ended:
-    """Wait for the end of what `start` returned."""
+    """Wait for the end of what `start` returned, and return the result."""
     done = programs.finish(process)
     return Ended(done.returncode, done.stdout, done.stderr)

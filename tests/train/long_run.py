@@ -1,5 +1,8 @@
-"""A program for `test_long_runs`, on every rank: a method in many steps of a small model, then a few of a
-large one. It writes what it has had of the machine, and what a formula says of the large model."""
+"""A program for `test_long_runs`, which every rank runs.
+
+It trains a small model for many steps, and a large one for a few. It writes the resources that it used and
+those that a formula predicts for the large model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from train import watched
 
 EVERY = 8
 FIRST, LAST = 25 * EVERY, 150 * EVERY
-"""1000 steps between them."""
+"""There are 1000 steps between them."""
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
     "hierarchical": lambda: hierarchical(EVERY),
@@ -39,7 +42,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 def trained(
     topology: hpcsgd.Topology, method: Method, width: int, depth: int
 ) -> tuple[nn.Module, Callable[[int], None]]:
-    """A model, and what makes so many steps of it."""
+    """Return a model and a function that makes a number of steps."""
     net = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
     inner = optim.AdamW(net.parameters(), lr=1e-3)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
@@ -59,7 +62,7 @@ def main(name: str) -> None:
     topology = hpcsgd.init(groups=2)
     _, train = trained(topology, METHODS[name](), width=16, depth=3)
     train(FIRST)
-    time.sleep(1)  # until a meeting that is under way has come to its end
+    time.sleep(1)  # until a pending synchronization has ended
     first = watched.now()
     train(LAST - FIRST)
     time.sleep(1)

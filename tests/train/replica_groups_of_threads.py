@@ -1,4 +1,4 @@
-"""Groups of threads that train together, watched: what each life of one went through."""
+"""Groups of threads that train together, with a record of each life of a group."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ NO_NORM = ["--model.arguments", "{inputs=36,norm=false}"]
 
 
 class Died(Exception):
-    """As a process does."""
+    """Raised in place of the death of a process."""
 
 
 class Stops:
-    """In place of `Stopping`: at step `at` of the job."""
+    """A stand-in for `Stopping` that stops at step `at` of the job."""
 
     def __init__(self, at: int | None = None) -> None:
         self._left = at
@@ -68,7 +68,7 @@ class Stops:
 
 
 class Paced(ElasticAverage):
-    """Says that a step takes so many seconds on one rank, however busy the machine is."""
+    """Reports a fixed time per step for one rank, however busy the machine is."""
 
     def __init__(self, work: float, *arguments: Any, **limits: Any) -> None:
         super().__init__(*arguments, **limits)
@@ -80,7 +80,7 @@ class Paced(ElasticAverage):
 
 
 class Clock:
-    """In place of the module `time`: each thread has a time of its own, which passes where a test says so."""
+    """A stand-in for the module `time`; each thread has its own time, which only the test advances."""
 
     monotonic = staticmethod(time.monotonic)
 
@@ -96,7 +96,7 @@ class Clock:
 
 @dataclass
 class Life:
-    """What a rank of a group went through: samples by epoch, its model at the end, how it ended."""
+    """What a rank of a group did in one life: samples by epoch, its model at the end, how it ended."""
 
     seen: dict[int, list[int]] = field(default_factory=dict)
     steps: int = 0
@@ -104,12 +104,12 @@ class Life:
     reason: str | None = None
     over: bool = False
     records: list[Record] = field(default_factory=list)
-    """Of all lives up to now that saved in this folder."""
+    """The records of all lives so far that saved in this folder."""
 
 
 @dataclass
 class World:
-    """A coordinator, a job file and words for it, a folder for checkpoints."""
+    """A coordinator, a job file with command-line options, and a folder for checkpoints."""
 
     at: Coordinator
     job_file: Path
@@ -128,8 +128,11 @@ class World:
         work: float | None = None,
         went: list[Life] | None = None,
     ) -> list[Life]:
-        """One life of a group, on threads; `before_step` may raise `Died`. `work`: seconds that a step is
-        said to take on one rank, as measured by default. `went`: takes lives that ended with an exception."""
+        """Run one life of a group, on threads.
+
+        `before_step` may raise `Died`. `work` is the reported time in seconds of a step on one rank; by
+        default it is measured. Lives that end with an exception are added to `went`.
+        """
 
         def rank(group: Communicator) -> Life:
             where = replica_group, group, self.at.address, TOKEN, "127.0.0.1"
@@ -193,7 +196,7 @@ class World:
 
 
 def watch(parts: TrainingSetup, life: Life, before_step: Callable[[int], None]) -> None:
-    """Note which samples come by, and let something happen before a step."""
+    """Record which samples are read, and call `before_step` before each step."""
     fetch = parts.loader.dataset.__getitems__  # pyright: ignore[reportAttributeAccessIssue]
 
     def fetched(rows: list[int]) -> Any:
@@ -220,7 +223,7 @@ DECIDING = (
 
 
 def course(events: Sequence[Event]) -> list[Event]:
-    """What decides on what is trained: who is lost, who is in each generation and counts in each round."""
+    """Return the events that decide what is trained: losses, generations and the groups of each round."""
     return [
         {key: event[key] for key in DECIDING if key in event} for event in events if event["event"] != "units"
     ]
@@ -232,5 +235,5 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """But for the number of batches that each has seen itself."""
+    """Check that the floating-point values are equal; each group counts its own batches."""
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items() if value.is_floating_point())

@@ -1,4 +1,4 @@
-"""What the job files of these tests name."""
+"""Models and transforms that the job files of these tests name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 
 def steady(inputs: int = 64, *, norm: bool = True) -> nn.Module:
-    """The same from every thread: they share torch's own chance."""
+    """Return the same model on every thread; the threads share torch's global generator."""
     between = nn.BatchNorm1d(8) if norm else nn.Identity()
     net = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), between, nn.ReLU(), nn.Linear(8, 10))
     generator = torch.Generator().manual_seed(5)
@@ -27,7 +27,7 @@ def chancy() -> nn.Module:
 
 
 class Drop(nn.Module):
-    """By the device's own chance: on the test device, torch's dropout takes the host's."""
+    """Dropout with the device's own generator; on the test device, torch's dropout uses the host's."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rand(x.shape, device=x.device).gt(0.2)
@@ -38,21 +38,21 @@ def dropping(inputs: int, *, norm: bool) -> nn.Module:
 
 
 def noisy(x: Tensor, generator: Generator) -> Tensor:
-    """By everybody's chance."""
+    """Add noise from the given generator and from the global ones of torch, Python and numpy."""
     noise = torch.rand((), generator=generator) + torch.rand(()) + random.random() + np.random.random()
     return x + 0.1 * noise
 
 
 seen: dict[int, list[Tensor]] = {}
-"""By rank, all that came to `noted`."""
+"""All inputs of `noted`, by rank."""
 
 
 def noted(x: Tensor, generator: Generator) -> Tensor:
-    """Notes it; rank 1 is slow."""
+    """Record the input; rank 1 is slow."""
     rank = generator.initial_seed() - 2
     seen.setdefault(rank, []).append(x)
     if rank == 1:
-        time.sleep(0.1)  # long beside whatever a busy machine does to the others
+        time.sleep(0.1)  # long compared with delays of a busy machine
     return x
 
 

@@ -39,7 +39,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_ranks(
     job_file: Path, words: str, of: Callable[[TrainingSetup], Any], *, n: int = 1, P: int | None = None
 ) -> list[Any]:
-    """`of` what these words assemble, on each of `n` ranks."""
+    """Return `of(setup)` on each of `n` ranks, with the training setup of these words."""
 
     def one(world: Communicator) -> Any:
         return of(assemble(load(job_file, words.split()), form(world, P), "job.toml"))
@@ -130,7 +130,7 @@ def test_optimizers_of_the_user_may_take_the_model(job_file: Path) -> None:
 
 
 def test_optimizers_with_modes_are_in_training_mode_and_evaluated_in_eval_mode(job_file: Path) -> None:
-    """In a job file nothing calls train() and eval()."""
+    """A job file needs no calls of train() and eval()."""
 
     def trained(parts: TrainingSetup) -> tuple[Any, Any, Any]:
         (x, y), before = next(iter(parts.loader)), in_train_mode(parts.optimizer.local.optimizer)
@@ -200,7 +200,7 @@ def with_method(job_file: Path, name: str, method: str) -> Path:
     ("words", "S"), [("", 4), ("--data.group_batch_size 5", 10), ("--method.steps_per_epoch 7", 7)]
 )
 def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S: int) -> None:
-    """To whatever method asks for them, unless the job file says otherwise."""
+    """Every method that needs the number gets it, unless the job file gives one."""
     file = with_method(job_file, "fedavg.toml", 'name = "fedavg"\nper_epoch = 3\n')
     (made,) = on_ranks(file, words, lambda parts: parts.optimizer.method)
     assert made.schedule == PerEpoch(3, S)
@@ -219,7 +219,7 @@ def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S:
     ],
 )
 def test_the_steps_of_the_run_come_by_themselves(job_file: Path, words: str, total: int) -> None:
-    """To whatever part asks for them, unless the job file says otherwise."""
+    """Every part that needs the number gets it, unless the job file gives one."""
     text = 'name = "streaming"\nnum_fragments = 2\nsync_delay = 1\n[method.method]\nname = "diloco"\n'
     text += "sync_every = 2\n[method.method.outer_schedule]\nname = 'pier'\n"
     file = with_method(job_file, "outer.toml", text)
@@ -295,7 +295,7 @@ def test_a_method_and_then_another(switching: Path, words: str, steps: int) -> N
     ],
 )
 def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None:
-    """Both readings of two peers have a name; the default one needs none."""
+    """Both readings of "two peers" have a name; the default one needs none."""
     file = with_method(job_file, "gossip.toml", f'name = "sgp"\n{given}\n')
     (made,) = on_ranks(file, "", lambda parts: parts.optimizer.method)
     assert made.averager.graph == graph
@@ -320,7 +320,7 @@ def test_switches_that_are_refused(switching: Path, words: str, message: str) ->
     [(1, 1, 16, 4), (2, 1, 8, 4), (2, 2, 16, 2), (4, 2, 8, 2), (4, 1, 4, 3), (4, 4, 16, 1)],
 )
 def test_the_batch_is_that_of_a_group(job_file: Path, n: int, P: int, batch: int, steps: int) -> None:
-    """`batch` samples of each rank in each of `steps` steps; the last one takes what is left."""
+    """Each rank has `batch` samples in each of `steps` steps, except that the last one takes the rest."""
 
     def counts(parts: TrainingSetup) -> tuple[list[int], int]:
         return [len(y) for _, y in parts.loader], parts.steps_per_epoch
@@ -346,7 +346,10 @@ def test_the_batch_is_that_of_a_group(job_file: Path, n: int, P: int, batch: int
 def test_the_learning_rate_grows_with_the_groups(
     job_file: Path, rule: str, P: int, K: int, factor: float
 ) -> None:
-    """Not with the ranks, K of which share a batch. The warm-up begins at one group's rate, or near 0."""
+    """The number of ranks does not matter, because K ranks share a batch.
+
+    The warm-up begins at one group's rate, or near 0.
+    """
     words = f"--lr_schedule.scaling {rule} --lr_schedule.warmup_epochs 3"
 
     def rates(parts: TrainingSetup) -> tuple[float, float, int]:
@@ -386,7 +389,7 @@ def test_the_seed_decides_about_everything(job_file: Path, seed: int) -> None:
 
 
 def test_trying_the_model_leaves_no_trace(job_file: Path) -> None:
-    """Neither in its statistics nor in anybody's chance."""
+    """It changes neither the model's statistics nor the state of a random generator."""
 
     def found(parts: TrainingSetup) -> tuple[int, bool, float]:
         norm = next(m for m in parts.model.modules() if isinstance(m, nn.BatchNorm1d))

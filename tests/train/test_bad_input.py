@@ -1,4 +1,4 @@
-"""Bad input as users give it: one line with what was given, what is allowed and where; nothing stays."""
+"""Tests of typical bad input: one line says what was given, what is allowed and where; no file is left."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def few():
 
 @dataclass(frozen=True)
 class Case:
-    """A mistake: options, or another job file, or `n` ranks (0: no launcher); and the line it leads to.
+    """A mistake in options, job file or number of ranks `n` (0: no launcher), and the line that it leads to.
 
-    Where the line ends in "...", what follows depends on the version of a library.
+    If the line ends in "...", the rest depends on the version of a library.
     """
 
     line: str
@@ -44,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, store: Path) -> Path:
-    """A user's folder: a job file, its store, a module."""
+    """Return a user's folder with a job file, its dataset file and a module."""
     shutil.copy(store, tmp_path)
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "user.py").write_text(USER)
@@ -69,7 +69,7 @@ RESNETS = "resnet10, resnet101, resnet110, resnet18, resnet20, resnet32, resnet4
 MODELS = f"alexnet, cifar_resnet, cnn, edsr, gpt, lstm, mlp, ncf, {RESNETS}, transformer, vgg11"
 
 CASES = {
-    # the file
+    # the job file
     "no file": Case(
         "none.toml: cannot be read: No such file or directory", changed=("job.toml", "none.toml")
     ),
@@ -236,7 +236,7 @@ CASES = {
     "more workers than any use": Case(
         "job.toml: [data]: num_workers = 1000000: expected at most ...", "--data.num_workers 1000000"
     ),
-    # what is written
+    # the output
     "folder below a file": Case(
         "user.py/run: cannot be used as [run] output_dir: Not a directory", "--run.output_dir user.py/run"
     ),
@@ -262,7 +262,7 @@ def test_a_mistake_is_one_line(folder: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_every_rank_ends_with_an_error(folder: Path) -> None:
-    """Not only the launcher: each writes down its own exit code."""
+    """The test writes down the exit code of each rank, since that of the launcher is not enough."""
     noting = ["sh", "-c", '"$@"; code=$?; echo $code > code-$PMI_RANK; exit $code', "sh"]
     command = [programs.mpiexec(), "-n", "2", *noting, *hpcsgd("train", "job.toml", "--model.name", "mpl")]
     done = ended(start(folder, command))
@@ -272,7 +272,7 @@ def test_every_rank_ends_with_an_error(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_of_silent_worlds_the_first_speaks(folder: Path) -> None:
-    """Three processes that a foreign launcher started, each taking itself for all there is."""
+    """A foreign launcher has started three processes, each of which believes that it is alone."""
     ranks = [{"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(3)]
     command = hpcsgd("train", "job.toml")
     worlds = [ended(process) for process in [start(folder, command, **rank) for rank in ranks]]

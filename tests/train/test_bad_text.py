@@ -1,4 +1,4 @@
-"""Bad input of language jobs: told in one line on every rank, before anything is trained or written."""
+"""Tests of bad input in language jobs: every rank reports one line before anything is trained or written."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_rank_tells_the_same(folder: Path, mistake: Callable[[Path], str])
 def test_launched_it_is_one_line_and_nothing_stays(
     folder: Path, mistake: Callable[[Path], str], at: str
 ) -> None:
-    """A flag may have to do with what is wrong with a section as a whole, of which no line is told then."""
+    """If a whole section is wrong, a flag may be the reason, so the message names no line of the file."""
     line = f"hpcsgd: job.toml{at}: " + mistake(folder).replace("{folder}", str(folder))
     before = set(folder.rglob("*"))
     done = launch(folder, "train", "job.toml", "--parallel.groups", "2", n=2)
@@ -99,7 +99,7 @@ def test_launched_it_is_one_line_and_nothing_stays(
 
 
 def test_where_a_tokenizer_is_meant_from(folder: Path) -> None:
-    """As the store: the job file's folder, or, typed, the working directory."""
+    """A path in the job file is relative to its folder, one on the command line to the working directory."""
     with_key(folder, "bptt = 6", 'bptt = 6, tokenizer = "a/t.json"')
     job = folder / "job.toml"
     assert load(job).data.arguments["tokenizer"] == str(folder / "a" / "t.json")
@@ -113,7 +113,7 @@ def test_where_a_tokenizer_is_meant_from(folder: Path) -> None:
 
 
 def test_a_store_that_is_cut_off_while_it_is_read(folder: Path) -> None:
-    """The kernel would kill who reads there."""
+    """Without this check the kernel would kill a process that reads there."""
     data = Windows(folder / "text.h5", "train", bptt=6)
     assert len(data[0][0]) == 6
     with (folder / "text.h5").open("rb+") as file:

@@ -1,4 +1,4 @@
-"""The job of `make demo`, on four MPI ranks and to its accuracy."""
+"""Test of the job of `make demo`: on four MPI ranks it reaches its accuracy."""
 
 from __future__ import annotations
 

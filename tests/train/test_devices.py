@@ -1,4 +1,4 @@
-"""Which device a rank trains on."""
+"""Tests of which device a rank trains on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A machine with three devices; which of them was made the current one."""
+    """Set up a machine with three devices, and return the list of those that were made current."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
@@ -57,14 +57,14 @@ OLD = (
     "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver by "
     "downloading and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
 )
-"""In torch's words."""
+"""The message of torch."""
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
 def test_a_driver_that_is_too_old_is_told(
     wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """torch sees no GPU then, and a run that was to have one must not train on the host."""
+    """torch sees no GPU then. A run that needs one must not train on the host instead."""
 
     def begin() -> None:
         raise RuntimeError(OLD)
@@ -123,7 +123,7 @@ def test_where_it_does_not_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("unlaunched")
 def test_the_launcher_is_believed_before_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which counts one helper of it on each node."""
+    """Slurm counts one helper of the launcher on each node."""
     slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
     for name, value in (slurm | {"PMI_SIZE": "8", "PMI_RANK": "6", "MPI_LOCALRANKID": "2"}).items():
         monkeypatch.setenv(name, value)
@@ -146,7 +146,7 @@ def test_samples_travel_while_the_device_computes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(devices, "StreamEvent", noted)
     device, x = torch.device("far", 0), torch.arange(6.0)
     computed = torch.zeros(6, device=device)
-    torch.ops.far.hold(0, 0, True)  # it is still at the step before
+    torch.ops.far.hold(0, 0, True)  # the device is still at the step before
     there = Delivery(device)(x)
     computed += there
     wait_for(arrivals[0].passed)

@@ -1,4 +1,4 @@
-"""A run in which something goes wrong ends: on every rank, soon, with an error code and one message."""
+"""Tests that a run with a failure ends on every rank, soon, with an error code and one message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.launches import JOB, Ended, ended, hpcsgd, make_store, start
 pytestmark = pytest.mark.slow
 
 RANKS = 2
-"""Of most jobs, in as many groups: every rank costs five seconds of start-up."""
+"""Most jobs have this many ranks and groups, because every rank takes five seconds to start."""
 JOB_OF_TWO = JOB.replace("[data]", "[parallel]\ngroups = 2\n[data]").replace("epochs = 1", "epochs = 10000")
 
 FAULTS = '''\
@@ -141,14 +141,17 @@ def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int
 
 
 def assert_ended(folder: Path, done: Ended) -> None:
-    """With an error, after the fault, and nobody stays; waits for other ranks last longer than `ended`."""
+    """Check that the run ended with an error, after the fault, and that no process is left.
+
+    Timeouts for other ranks are longer than that of `ended`.
+    """
     assert done.code != 0
     assert_nobody_stays(folder, done)
 
 
 def assert_nobody_stays(folder: Path, done: Ended) -> None:
-    """After the fault, and nothing says that the training is complete."""
-    assert [*folder.glob("fault-*")], done.err  # or it ended before
+    """Check that no process is left after the fault, and that there is no summary of a complete training."""
+    assert [*folder.glob("fault-*")], done.err  # otherwise it ended before the fault
     deadline = time.time() + programs.TIMEOUT
     while left := processes_in(folder):
         assert time.time() < deadline, left
@@ -157,19 +160,19 @@ def assert_nobody_stays(folder: Path, done: Ended) -> None:
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Command lines of the living processes that were started in `folder`: ranks, launchers, data workers."""
+    """Return the command lines of living processes that were started in `folder`, including data workers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if process.joinpath("cwd").readlink() == folder:
                 found.append(process.joinpath("cmdline").read_text().replace("\0", " "))
-        except OSError:  # it ended meanwhile, or is of somebody else
+        except OSError:  # it ended meanwhile, or another user owns it
             continue
     return found
 
 
 def test_processes_are_found(folder: Path) -> None:
-    """Or the tests below could not see that somebody stays."""
+    """Otherwise the tests below could not see that a process is left."""
     with programs.start(["sleep", "60"], cwd=folder) as sleeper:
         deadline = time.time() + programs.TIMEOUT
         while processes_in(folder) != ["sleep 60 "]:  # at first it is still a copy of this process
@@ -253,7 +256,7 @@ def test_models_that_differ(folder: Path) -> None:
 
 
 def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:
-    """Rank 1 works in a folder of its own, where the job file is but not its store."""
+    """Rank 1 works in its own folder, which has the job file but not its dataset file."""
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "job.toml").write_text(JOB_OF_TWO)
@@ -279,15 +282,18 @@ def test_a_rank_that_leaves_without_a_word(folder: Path) -> None:
 
 
 def test_a_rank_that_leaves_as_if_all_were_done(folder: Path) -> None:
-    """Hydra kills the others, and counts them as ended well unless it has reaped them before all output was
-    closed: its exit code is 0, from the rank that left, or 9. No rank can change that."""
+    """Hydra kills the other ranks.
+
+    Its exit code is 0, from the rank that left, or 9. That depends on whether Hydra reaped the others before
+    all output was closed, and no rank can change it.
+    """
     done = train(folder, "net", ONE % "dying_as_if_done", n=4)
     assert_nobody_stays(folder, done)
     assert done.messages == []
 
 
 def interrupt(folder: Path, process: programs.Running, by: Callable[[], None]) -> Ended:
-    """Once training is under way."""
+    """Wait until training is under way, write the fault file, call `by`, and return the end of the run."""
     metrics = folder / "runs/job/metrics.jsonl"
     deadline = time.time() + programs.TIMEOUT
     while not (metrics.exists() and metrics.stat().st_size):
@@ -303,13 +309,13 @@ def test_an_interrupt_from_the_keyboard(folder: Path) -> None:
     process = launch(folder, "--model.name", "faults:net", "--model.arguments", "{}")
     done = interrupt(folder, process, lambda: process.send_signal(signal.SIGINT))
     assert_ended(folder, done)
-    assert done.messages in ([f"hpcsgd: rank {rank}: interrupted"] for rank in range(2))  # the first to hear
+    assert done.messages in ([f"hpcsgd: rank {rank}: interrupted"] for rank in range(2))  # the first to stop
     assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("method", ["hierarchical", "async_diloco"])
 def test_a_rank_that_is_killed(folder: Path, method: str) -> None:
-    """Also where groups do not wait for each other, so that nobody else would miss it for a while."""
+    """The run also ends with a method whose groups do not wait for each other and so would notice late."""
     given = ("--method.name", method, "--method.sync_every", "2")
     process = launch(folder, "--model.name", "faults:net", "--model.arguments", "{}", *given, n=4)
     done = interrupt(folder, process, lambda: os.kill(int((folder / "pid-2").read_text()), signal.SIGKILL))

@@ -1,4 +1,4 @@
-"""Groups of threads that train together: nobody dies, one dies, one returns, all have to stop."""
+"""Tests of groups of threads that train together while groups die, return or have to stop."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def lost(desk: Desk) -> list[Event]:
 
 @pytest.mark.parametrize("momentum", ["0.0", "0.9"])
 def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) -> None:
-    """The same as `hierarchical`, bit for bit, where an epoch ends with a meeting."""
+    """The result has the same bits as `hierarchical` if each epoch ends with a synchronization."""
     words = ["--optimizer.arguments.momentum", momentum, "--lr_schedule.warmup_epochs", "1"]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
@@ -86,7 +86,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
 
 @pytest.mark.parametrize("ranks", [(2, 2), (3, 1)])
 def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ranks: tuple[int, int]) -> None:
-    """However many ranks share a batch of four, also three: the same as with one, but for rounding."""
+    """Two or three ranks that share a batch of four train the same as one, except for rounding."""
 
     def train(*ranks: int) -> list[list[Life]]:
         with desk.coordinator(2) as at:
@@ -152,8 +152,10 @@ def test_the_rate_follows_the_living_from_where_samples_are_dealt(
 def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:
-    """Also where it was scaled for more groups when it was saved. Of 4 groups an epoch has 6 steps, of 2 it
-    has 12, and the climb ten times as many."""
+    """This also holds if the rate was scaled for more groups when it was saved.
+
+    With 4 groups an epoch has 6 steps, with 2 it has 12, and the warm-up takes ten times as many.
+    """
 
     def read(parts: TrainingSetup) -> None:
         optimizer = parts.optimizer
@@ -181,8 +183,10 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
     ["", "{name='SGD', lr=0.7, momentum=0.9, nesterov=true}", "{name='Adam', lr=0.01, betas=[0.8, 0.9]}"],
 )
 def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> None:
-    """It goes on with what is left of its share, loses what went by, and shares the next epoch. Of an outer
-    optimizer it has no state; it gets that of the others."""
+    """It continues with the rest of its share, skips what it missed, and shares the next epoch.
+
+    It has no state of an outer optimizer; it gets that of the other groups.
+    """
     dead = threading.Event()
 
     def die(t: int) -> None:
@@ -199,7 +203,7 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str
     def wait(t: int) -> None:
         if t == 5:
             assert dead.wait(100)
-        if t == 6:  # the meeting before was without it
+        if t == 6:  # the synchronization before was without it
             wait_for(lambda: 1 in at.membership.expected)
 
     with desk.coordinator(2) as at:
@@ -241,7 +245,7 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
 def test_all_stop_where_one_has_to_and_go_on_later(
     job_file: Path, tmp_path: Path, desk: Desk, per: str
 ) -> None:
-    """As another number of groups; what was seen is not seen again."""
+    """They resume with another number of groups; no sample is seen twice."""
     schedule = [
         "--lr_schedule.name",
         "StepLR",
@@ -265,7 +269,7 @@ def test_all_stop_where_one_has_to_and_go_on_later(
 
 
 def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: Path, desk: Desk) -> None:
-    """Of 12 steps each; in the second one they meet by schedule, too."""
+    """Epochs have 12 steps; in the second one there is also a scheduled synchronization."""
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "8"])
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
@@ -276,7 +280,7 @@ def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: P
 
 
 def met_after(life: Life) -> list[int]:
-    """Steps."""
+    """Return the steps after which the group synchronized."""
     return [record["step"] for record in of_kind(life.records, "sync")]
 
 
@@ -306,9 +310,11 @@ def test_an_group_does_not_train_as_if_it_were_alone(job_file: Path) -> None:
 def test_the_slow_group_is_given_more(
     job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch, K: int
 ) -> None:
-    """However many ranks the fast one has, which share its batch. Passes cost the same however many samples
-    they have, as on an accelerator; on one group five times as much. Meetings cost more than anything, and
-    count for nobody."""
+    """The fast group gets fewer samples per pass, whether it has one or two ranks.
+
+    A pass takes the same time for any number of samples, as on an accelerator, but five times as long on the
+    slow group. Synchronizations take longest, and count for neither group.
+    """
     clock, seconds = Clock(), list[dict[int, float]]()
     attempt, propose = ElasticAverage._attempt, Rebalancing.propose
 
@@ -347,7 +353,8 @@ def test_the_slow_group_is_given_more(
     assert course(in_passes) == course(desk.events()[len(in_passes) :])
     assert [life.seen for life in [*some, other]] == [life.seen for life in [*whole, half]]
     assert [event["units"] for event in in_passes if "units" in event] == [{0: 4, 1: 4}, {0: 1, 1: 7}]
-    # Two steps an epoch of 24 samples: 6 passes of 4, then 24 of 1 (on each of 2 ranks 12) beside 4 of 7.
+    # An epoch has two steps of 24 samples. First each group makes 6 passes of 4 samples per step.
+    # Then group 0 makes 24 passes of 1 sample (12 on each of 2 ranks), and group 1 makes 4 passes of 7.
     epochs = [{}, {0: 2 * 6 * 0.02, 1: 2 * 6 * 0.1}, *[{0: 2 * 24 // K * 0.02, 1: 2 * 4 * 0.1}] * 3]
     assert seconds == [pytest.approx(epoch) for epoch in epochs]
     assert_same(some[0].model, other.model)
@@ -359,7 +366,7 @@ def test_the_slow_group_is_given_more(
 def test_an_group_that_is_given_other_ranks_comes_back_with_them(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:
-    """The others wait for it, and nothing of its share is lost."""
+    """The other groups wait for it, and no sample of its share is lost."""
     words = ["--rebalance.resource", "ranks", "--training.epochs", "2", *NO_NORM]
 
     def lives(replica_group: int, ranks: int, work: float) -> list[Life]:

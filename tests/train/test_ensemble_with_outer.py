@@ -1,4 +1,4 @@
-"""Groups of threads with an outer optimizer: nobody dies, all go on later."""
+"""Tests of groups of threads with an outer optimizer: no group dies, and all resume later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def words(outer: str, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("outer", [SGD, ADAM])
 def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> None:
-    """The same as `diloco`, bit for bit, where an epoch ends with a synchronization."""
+    """The result has the same bits as `diloco` if each epoch ends with a synchronization."""
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words(outer, *NO_NORM))
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
@@ -50,7 +50,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> 
 
 
 def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk) -> None:
-    """With θ and the outer momentum of the checkpoint."""
+    """They resume with θ and the outer momentum of the checkpoint."""
 
     def outer(parts: TrainingSetup) -> dict[str, Tensor]:
         averager = parts.optimizer.method.averager

@@ -25,7 +25,7 @@ TRAIN, TEST = 48, 23
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own
+    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own folder
     folder.mkdir()
     make_store(folder / "small.h5", TRAIN, TEST)
     (folder / "job.toml").write_text(JOB)
@@ -33,7 +33,7 @@ def job_file(tmp_path: Path) -> Path:
 
 
 class Recorder(nn.Module):
-    """Passes on what it notes down."""
+    """Records its inputs and returns them unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Recorder(nn.Module):
 
 
 def net() -> nn.Module:
-    """Not of torch's own chance, which all threads share."""
+    """Return a model whose values do not depend on torch's global generator, which all threads share."""
     layers = nn.Sequential(
         Recorder(), nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 10)
     )
@@ -68,7 +68,7 @@ def fill_buffers(model: nn.Module, seed: int) -> None:
 
 
 def parts_of(world: Communicator, job_file: Path, P: int) -> TrainingSetup:
-    """After training, in effect: groups differ in parameters and all ranks in batch-norm statistics."""
+    """Return parts as after training: groups differ in parameters, and all ranks in batch-norm statistics."""
     words = ("--model.name", "train.test_evaluation:net", "--model.arguments", "{}")
     parts = assemble(load(job_file, words), form(world, P), "job.toml")
     fill(parts.model, parts.optimizer.topology.group_index)
@@ -78,7 +78,7 @@ def parts_of(world: Communicator, job_file: Path, P: int) -> TrainingSetup:
 
 
 def reference(P: int, N: int, data: ImageDataset) -> tuple[float, float]:
-    """Loss and accuracy of one process, which has all models and averages them by hand."""
+    """Return loss and accuracy as one process computes them, which averages all models by hand."""
     models, means = [net() for _ in range(N)], net()
     for rank, model in enumerate(models):
         fill(model, rank * P // N)
@@ -112,7 +112,7 @@ def test_the_score_is_that_of_one_process(
 
 
 def test_the_reference_tells_models_apart(job_file: Path) -> None:
-    """So that the test above can fail."""
+    """If models had the same loss, the test above could not fail."""
     data = ImageDataset(job_file.parent / "small.h5", "test")
     losses = [reference(P, P * K, data)[0] for P, K in SHAPES]
     assert min(abs(a - b) for i, a in enumerate(losses) for b in losses[:i]) > 1e-3

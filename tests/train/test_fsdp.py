@@ -1,4 +1,4 @@
-"""`[parallel] fsdp`: runs whose groups share everything are those of groups that do not."""
+"""Tests of `[parallel] fsdp`: runs with FSDP models train the same as runs without FSDP."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def assert_same_models(folder: Path, mine: str, theirs: str) -> None:
 
 
 def told(run: Path) -> list[float]:
-    """Losses and distances."""
+    """Return the losses and distances of a run."""
     records = read(run / "metrics.jsonl")
     return [r["loss"] for r in records if r["kind"] == "eval"] + [
         r["distance"] for r in records if r["kind"] == "sync"
@@ -72,7 +72,7 @@ def told(run: Path) -> list[float]:
 
 
 def test_the_run_of_groups_that_share_nothing_but_the_update(folder: Path) -> None:
-    """From one start, and on from each other's checkpoints."""
+    """Both runs begin equal, and each continues from the other's checkpoint."""
     start = ("--model.init_from", "start.pt")
     train(folder, "whole", *start)
     train(folder, "sharded", *start, *SHARDED, "--model.fsdp_units", '["blocks.*"]')
@@ -86,7 +86,7 @@ def test_the_run_of_groups_that_share_nothing_but_the_update(folder: Path) -> No
 
 
 def bytes_of_a_pass() -> float:
-    """Half of what two ranks gather or sum: blocks are gathered twice, what is around them once."""
+    """Return half of what two ranks gather or sum: blocks are gathered twice, the other parameters once."""
     model = build("gpt", {"types": 256, "width": 12, "layers": 2, "heads": 2})
     inside = sum(p.numel() for name, p in model.named_parameters() if name.startswith("blocks."))
     around = sum(p.numel() for p in model.parameters()) - inside
@@ -95,7 +95,7 @@ def bytes_of_a_pass() -> float:
 
 @pytest.mark.long
 def test_groups(folder: Path) -> None:
-    """Two of two ranks each, which average the rows of each position; as if they shared nothing."""
+    """Two groups of two ranks average the rows of each shard index, and train the same as without FSDP."""
     words = ("--model.init_from", "start.pt", "--method.sync_every", "3", "--method.name", "ensemble_sync")
     for run, shares in (("whole", ()), ("sharded", SHARDED)):
         start = ("launch", "job.toml", "--groups", "2", "--group-size", "2")
@@ -135,7 +135,7 @@ def test_beside_what_else_there_is(folder: Path, words: tuple[str, ...]) -> None
 
 
 def test_one_parameter_of_two_modules_stays_one() -> None:
-    """And nobody keeps what it was before."""
+    """No reference to the original parameter is left."""
     p = nn.Parameter(torch.ones(3))
     gone = weakref.ref(p)
     with without_values():
@@ -147,7 +147,7 @@ def test_one_parameter_of_two_modules_stays_one() -> None:
 
 
 def test_muon_resumes_within_a_period(folder: Path) -> None:
-    """Step 4 is one of blocks, and step 6 the next of whole matrices."""
+    """Step 4 updates blocks, and step 6 is the next one with whole matrices."""
     muon = ("--optimizer.name", "Muon", "--optimizer.lr", "0.01", "--optimizer.arguments.period", "3")
     train(folder, "at-once", *SHARDED, *muon)
     train(folder, "in-two", *SHARDED, *muon, "--training.steps", "4")
@@ -215,7 +215,7 @@ def test_a_batch_job_that_cannot_be(folder: Path, words: list[str], line: str) -
 
 
 def test_a_batch_job_is_checked_where_its_model_has_no_room(folder: Path) -> None:
-    """Half a gigabyte in 40 blocks; training would take four times that."""
+    """The model has half a gigabyte in 40 blocks, and training would need four times as much."""
     large = ("--model.arguments.width", "512", "--model.arguments.layers", "40")
     limited = f"ulimit -d {10**6}; exec {shlex.join([*HPCSGD, *ON_NODES, *large])}"
     done = ended(start(folder, ["bash", "-c", limited]))

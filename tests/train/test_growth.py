@@ -1,4 +1,4 @@
-"""What the distances say about P."""
+"""Tests of what the distances say about P."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hpcsgd.train.growth import THRESHOLD, Growth, Verdict, growth, growths_of, 
 
 
 def series(*distances: float) -> dict[int, list[list[float]]]:
-    """P = 2, 4, 8, … at these distances, over five meetings of one seed."""
+    """Return P = 2, 4, 8, … with these distances, constant over five synchronizations of one seed."""
     return {2 ** (i + 1): [[D] * 5] for i, D in enumerate(distances)}
 
 
 def test_the_paper_on_cifar10() -> None:
-    """Figure 4, read by eye: 0.85, 1.95, 3.2, then flat; its answer is 4."""
+    """The distances are read from figure 4: 0.85, 1.95, 3.2, then flat. The paper's answer is 4."""
     assert verdict(2, growths_of(series(0.85, 1.95, 3.2, 3.2))) == Verdict(4, None, final=True)
 
 
 def test_the_paper_on_div2k() -> None:
-    """0.025, 0.055, 0.10, much lower at 16; its answer is 8."""
+    """The distances are 0.025, 0.055, 0.10, and much lower at 16. The paper's answer is 8."""
     assert verdict(2, growths_of(series(0.025, 0.055, 0.10, 0.04))) == Verdict(8, None, final=True)
 
 
@@ -34,7 +34,10 @@ def test_the_ratio_of_growth() -> None:
 
 
 def test_meetings_of_the_same_number_are_compared() -> None:
-    """D falls with the number of the meeting, and is in proportion to P at each; one went on for longer."""
+    """D falls with the number of the synchronization and is proportional to P at each.
+
+    One of both series is longer.
+    """
     course = [1 / meeting for meeting in range(1, 21)]
     double = [2 * D for D in course]
     for short, long in ((course[:8], double), (course, double[:8])):
@@ -77,7 +80,7 @@ def test_flat(distances: list[float], flat: bool) -> None:
 
 
 def test_independent_walkers() -> None:
-    """At a fixed rate 1 : 1.22 : 1.32 : 1.37 for P = 2, 4, 8, 16, whatever the model."""
+    """At a fixed rate they have 1 : 1.22 : 1.32 : 1.37 for P = 2, 4, 8, 16, for any model."""
     assert [ideal(2, P, "none") * P / 2 for P in (4, 8, 16)] == pytest.approx([1.22, 1.32, 1.37], abs=0.005)
     assert ideal(2, 4, "linear") == pytest.approx(math.sqrt(1.5))
     assert ideal(2, 4, "root") == pytest.approx(math.sqrt(1.5) / math.sqrt(2))
@@ -88,5 +91,5 @@ def test_independent_walkers() -> None:
     [(0.91, 1.0, True), (0.7, 0.83, True), (0.86, 1.0, False), (0.88, 0.88, False), (0.86, 0.86, False)],
 )
 def test_clear(low: float, high: float, clear: bool) -> None:
-    """On one side, and not near."""
+    """Growth is clear if the interval is on one side of the threshold and not near it."""
     assert Growth(2, 4, (low + high) / 2, low, high).clear(0.87) is clear

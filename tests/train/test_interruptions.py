@@ -1,4 +1,4 @@
-"""Wherever a run is interrupted, it ends as if it had not been: every step is tried, in one process."""
+"""Tests that an interrupted run ends as if it had not been interrupted, at every step, in one process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_killed_after_any_step(
 def test_killed_in_an_evaluation(
     job_file: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
 ) -> None:
-    """What was told of the epoch before is not told twice."""
+    """Records of the epoch before are not written twice."""
     options = ("--training.checkpoint_every_steps", every)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("hpcsgd.train.loop.evaluate", killed)
@@ -120,7 +120,10 @@ LATE: dict[str, str] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("method", LATE)
 def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
-    """Begun after step 3, and of the second fragment after 2, 5 and 8: nothing of it is lost."""
+    """A pending synchronization is kept.
+
+    It began after step 3 or, for the second fragment, after steps 2, 5 and 8.
+    """
     late = tmp_path / "job.toml"
     store = f'path = "{job_file.parent / "digits.h5"}"'
     plain = 'method = { name = "hierarchical", sync_every = 3 }'
@@ -130,13 +133,13 @@ def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, me
     train(late, tmp_path / "parts", *ON_4_RANKS, n=4, resume=True)
     (model, records), (parts, of_parts) = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
     for record in (*records, *of_parts):
-        record.pop("phase_bytes", None)  # in which step a lane comes to send them
+        record.pop("phase_bytes", None)  # these depend on when the communication thread sends
     assert records == of_parts
     assert all(torch.equal(value, parts[name]) for name, value in model.items())
 
 
 def test_the_interruption_matters(job_file: Path, whole: Path, tmp_path: Path) -> None:
-    """So that the others can fail: from another seed all is different."""
+    """A run from another seed differs, so the other tests can fail."""
     train(job_file, tmp_path, "--seed", "2")
     with pytest.raises(AssertionError):
         assert_same_outcome(tmp_path, whole)

@@ -1,4 +1,4 @@
-"""When does the scheduler end this job? Its commands are asked where the environment does not tell."""
+"""Tests of when the scheduler ends this job; its commands are called if the environment does not say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.train.job_end import pbs_end, seconds_left, slurm_end
 from hpcsgd.train.stopping import Reasons, Stopping
 
-# As printed by Slurm 22.05, cut.
+# Output of Slurm 22.05, shortened.
 RUNNING = """JobId=4 JobName=train
    RunTime=00:00:05 TimeLimit=01:00:00 TimeMin=N/A
    SubmitTime=2026-11-21T10:43:43 EligibleTime=2026-11-21T10:43:43
@@ -30,7 +30,7 @@ NOW = datetime(2026, 11, 21, 11, 0).timestamp()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is eleven, however long a command takes to answer."""
+    """Set the time to eleven o'clock, however long a command takes to answer."""
     monkeypatch.setattr("time.time", lambda: NOW)
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
@@ -50,7 +50,7 @@ def test_newer_versions_tell():
 def test_older_versions_are_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: dict[str, str], name: str
 ):
-    """Of a task of an array by its own name: its number may be that of all of them."""
+    """A task of an array is queried by its own name, because its number may stand for all tasks."""
     soon = datetime.fromtimestamp(NOW + 50).isoformat()
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(
@@ -72,7 +72,7 @@ def test_what_scontrol_prints():
     assert slurm_end(RUNNING.replace("EndTime=2026-11-21T11:43:43", "EndTime=Unknown")) is None
 
 
-# As in the tests of OpenPBS, cut.
+# From the tests of OpenPBS, shortened.
 PBS_JOB = """Job Id: 12.pbs
     Job_Name = train
     resources_used.walltime = 00:00:05
@@ -109,7 +109,7 @@ def test_pbs_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_of_several_schedulers_the_first_one_that_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Flux is started in a job of Slurm, and has jobs of its own."""
+    """Flux may run inside a job of Slurm and have its own jobs."""
     stand_in(tmp_path, "flux", "echo 30")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("FLUX_JOB_ID", "f1")
@@ -118,7 +118,7 @@ def test_of_several_schedulers_the_first_one_that_ends_the_job(
         assert seconds_left({**os.environ, **slurm}) == first
 
 
-# The first two numbers are those of `flux run` and of the job around it.
+# The first two numbers are those of `flux run` and of the enclosing job.
 @pytest.mark.parametrize(
     ("own", "around", "left"), [(4294967295, 50, 50), (20, 50, 20), (4294967295, 4294967295, None)]
 )
@@ -151,7 +151,7 @@ def test_a_scheduler_that_does_not_answer(
 def test_a_run_stops_ahead_of_the_end(
     left: int, elapsed: int, stops: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """By 60 s, or a tenth of what is left where that is less."""
+    """It stops 60 s before the end, or a tenth of the remaining time if that is less."""
     monkeypatch.setenv("SLURM_JOB_ID", "4")
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + left))
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -161,7 +161,7 @@ def test_a_run_stops_ahead_of_the_end(
     def rank(world):
         stopping = Stopping(Reasons(None, stop_ahead=60, asks_scheduler=True), world.dup_with_thread())
         monkeypatch.setattr("time.monotonic", lambda: began + elapsed)
-        assert stopping.now() is None  # it has only asked
+        assert stopping.now() is None  # the first call only asks
         return stopping.now()
 
     assert threads.run(1, rank) == ["the batch job ends soon" if stops else None]

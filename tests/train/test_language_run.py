@@ -1,4 +1,4 @@
-"""A run of a language model: its figures, its length in tokens, evaluations of a part of the test data."""
+"""Tests of a run of a language model: its figures, its length in tokens, and partial evaluations."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ training = { tokens = 252, log_every = 2, peak_tflops = 0.001 }
 """
 TOKENS = 7
 OF_A_SAMPLE = 7 * (6 * (12 * 8**2 + 256 * 8) + 12 * 8 * 7)
-"""FLOPs, by hand."""
+"""FLOPs, counted by hand."""
 
 
 def own() -> nn.Module:
-    """Not of torch's own chance."""
+    """Return a model whose values do not depend on torch's global generator."""
     model = build("gpt", {"types": 256, "width": 8, "layers": 1, "heads": 2})
     fill(model, 1)
     return model
@@ -54,7 +54,7 @@ def own() -> nn.Module:
 @pytest.fixture
 def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     without_pictures(monkeypatch)
-    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own
+    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own folder
     folder.mkdir(parents=True)
     (folder / "a.txt").write_text("\n\n".join(f"the {n}th of them, √{n}" for n in range(40)))
     (folder / "b.txt").write_text("\n\n".join(f"the {n}th" for n in range(30)))
@@ -68,8 +68,11 @@ def kind(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 def test_the_figures_of_a_run(job_file: Path, tmp_path: Path) -> None:
-    """252 tokens are 36 windows, 6 a step for each of two groups of one: 3 steps, of which one is told by
-    itself."""
+    """The steps, samples and tokens of a run are recorded.
+
+    252 tokens are 36 windows. Two groups of one rank use 6 each per step. So there are 3 steps, the last one
+    in a record of its own.
+    """
     train(job_file, tmp_path, "--parallel.groups", "2", n=2)
     records = read(tmp_path / "metrics.jsonl")
     first, last = kind(records, "step")
@@ -101,7 +104,7 @@ def test_the_figures_of_a_run(job_file: Path, tmp_path: Path) -> None:
 
 
 def test_the_norm_of_the_gradient(job_file: Path, tmp_path: Path) -> None:
-    """Of one rank without a schedule: that of its batch."""
+    """Of one rank and with a constant rate, it is the norm of the batch's gradient."""
     schedule = 'name = "CosineAnnealingLR", arguments = { T_max = "length" }, interval = "step"'
     job_file.write_text(JOB.replace(schedule, 'name = "ConstantLR", arguments = { factor = 1.0 }'))
     train(job_file, tmp_path, "--training.log_every", "1")
@@ -140,7 +143,7 @@ def test_so_many_tokens(job_file: Path, words: tuple[str, ...], n: int, steps: i
 
 @pytest.mark.parametrize(("n", "P"), [(1, 1), (3, 1), (4, 2)])
 def test_an_evaluation_of_a_part(run: Callable[..., list[Any]], job_file: Path, n: int, P: int) -> None:
-    """Windows all over the test data, the same on any P × K."""
+    """It uses windows from all of the test data, the same ones for any P × K."""
 
     def one(world: Communicator) -> float:
         words = ["--training.eval_tokens", "64", "--data.group_batch_size", "12"]
@@ -168,7 +171,7 @@ def test_it_learns_in_16_bits(job_file: Path, tmp_path: Path, bits: str) -> None
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
-    """Squares of all ranks, over as many groups."""
+    """The gradient norm is the root of the sum of all ranks' squares over the number of groups."""
 
     def measured(world: Communicator) -> None:
         topology = form(world, groups=max(n // 2, 1))
@@ -228,7 +231,7 @@ def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
 
 @pytest.mark.slow
 def test_as_it_is_started(job_file: Path) -> None:
-    """The lines say tokens and the part of the peak, and where it was."""
+    """The lines have tokens, the share of the peak, and the peak that was used."""
     model = "{ types = 256, width = 8, layers = 1, heads = 2 }"
     words = ("--model.name", "gpt", "--model.arguments", model, "--parallel.groups", "2")
     done = launch(job_file.parent, "train", job_file.name, *words, n=2)

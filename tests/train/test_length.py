@@ -1,4 +1,4 @@
-"""Runs of so many steps or samples: where they end, and that an interruption does not move that."""
+"""Tests of runs with a number of steps or samples: where they end, also after interruptions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def length_of(job_file: Path, *options: str, n: int = 1) -> Length:
-    """As every rank of `n` knows it."""
+    """Return the length, which must be the same on all of `n` ranks."""
 
     def one(world: Communicator) -> Length:
         config = load(job_file, options)
@@ -66,7 +66,7 @@ def test_more_samples_a_step_than_there_are(
     [(1, 1, 1, 1), (17, 1, 1, 2), (48, 1, 1, 3), (49, 1, 2, 4), (96, 2, 2, 4), (97, 2, 3, 5), (112, 2, 3, 5)],
 )
 def test_steps_of_so_many_samples(job_file: Path, samples: int, groups: int, epochs: int, steps: int) -> None:
-    """Of 48, in batches of 16 a group: 3 steps an epoch, or 2, of which the second is of half a batch."""
+    """48 samples in batches of 16 per group are 3 steps per epoch, or 2, the second with half a batch."""
     options = ("--training.samples", str(samples), "--parallel.groups", str(groups))
     found = length_of(job_file, *options, n=groups)
     assert (found.epochs, found.expected) == (epochs, steps)
@@ -79,8 +79,10 @@ def test_steps_of_so_many_samples(job_file: Path, samples: int, groups: int, epo
 def test_it_ends_in_the_middle_of_an_epoch(
     job_file: Path, tmp_path: Path, what: str, number: int, step: int
 ) -> None:
-    """Evaluated, saved and complete; stopped or killed at an epoch's end or after the last step, it ends as
-    if it had not been."""
+    """It is evaluated, saved and complete.
+
+    A run that was stopped or killed at an epoch's end or after the last step ends the same way.
+    """
     options = (f"--training.{what}", str(number), "--training.checkpoint_every_steps", "1")
     whole = tmp_path / "whole"
     train(job_file, whole, *options)
@@ -105,7 +107,7 @@ def test_it_ends_in_the_middle_of_an_epoch(
 def test_a_longer_run_goes_on_within_the_epoch(
     job_file: Path, tmp_path: Path, what: str, first: int, then: int, per: str
 ) -> None:
-    """As if it had been so long from the start, but for the results where it was to end first."""
+    """It equals a run that had this length from the start, except for the evaluation at the first end."""
     schedule = (
         "--lr_schedule.name",
         "ExponentialLR",
@@ -127,7 +129,7 @@ def test_a_longer_run_goes_on_within_the_epoch(
 
 
 def test_steps_count_on_other_ranks_too(job_file: Path, tmp_path: Path) -> None:
-    """Begun by one group of 3 steps an epoch, ended by two of 2."""
+    """One group with 3 steps per epoch begins the run, and two groups with 2 end it."""
     options = ("--training.steps", "8", "--model.name", "train.small:steady")
     model = ("--model.arguments", "{ inputs = 36, norm = false }")
     train(job_file, tmp_path, *options, *model, at=4)

@@ -75,7 +75,7 @@ def mine() -> Partition:
 
 @pytest.mark.parametrize(("words", "partition"), PARTITIONS.items())
 def test_names_of_a_job_file(job_file: Path, words: str, partition: Partition | None) -> None:
-    """By groups, of the labels in the store, with the seed of the job."""
+    """Data is divided among groups by the labels in the dataset file, with the seed of the job."""
     assert make_partition(load(job_file, words.split()).data) == partition
     made = parts_of(job_file, f"{words} --seed 5", 4, 2)
     labels = torch.arange(TRAIN) % 10
@@ -91,7 +91,7 @@ def nothing() -> None:
 
 
 class OfAUser:
-    """A partition of a user's own."""
+    """A partition that a user wrote."""
 
     allows_elastic_groups: ClassVar[bool] = True
 
@@ -124,7 +124,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("words", "message"), REFUSED.items())
 def test_what_is_refused_and_why(job_file: Path, words: str, message: str) -> None:
-    """By a run, and before it is given nodes."""
+    """A run refuses it, and so does the check before a batch job gets nodes."""
     with pytest.raises(JobError) as caught:
         parts_of(job_file, words, 2, 2)
     with pytest.raises(UserError) as checked:

@@ -1,4 +1,4 @@
-"""Runs with loggers, as users start them: one run of the logger across starts, one for each group."""
+"""Tests of runs with loggers, as users start them: a resumed run continues its loggers' runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def told(run: Path) -> list[Record]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_that_goes_on_is_one_run_of_its_loggers(folder: Path) -> None:
-    """One that fails is told of, and that is all that it does."""
+    """A logger that fails is reported, and the run continues."""
     run = folder / "runs" / "job"
     words = ["--run.loggers", '["tensorboard", "user:MyLogger", "user:Refuses"]']
     done = launch(folder, "train", "job.toml", *words, n=2)

@@ -1,4 +1,4 @@
-"""A thousand steps leave a rank with what it had before, and that is what the formula says."""
+"""Tests that resources do not grow over a thousand steps, and that memory is what the formula predicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from train.long_run import METHODS
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 NOISE = 2**20
-"""Bytes that allocators may come and go by."""
+"""The bytes by which the memory of allocators may vary."""
 
 
 def require_no_growth(first: dict[str, int], last: dict[str, int]) -> None:
@@ -31,8 +31,11 @@ def require_no_growth(first: dict[str, int], last: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_rank_has_what_the_formula_says_and_does_not_grow(method: str, tmp_path: Path) -> None:
-    """Beside it, in less than three models: what is made and dropped within a step, as gradients of a layer,
-    an optimizer's terms, codes and copies for D, and kept for the next by who allocates."""
+    """A rank may use up to three models more than the formula says.
+
+    This is memory that lives within a step, such as gradients of a layer, terms of an optimizer, codes and
+    copies for D, and memory that an allocator keeps for later.
+    """
     program = [sys.executable, str(HERE / "train" / "long_run.py"), method]
     end = ended(start(tmp_path, [programs.mpiexec(), "-n", "4", *program], PYTHONPATH=str(HERE)))
     assert end.code == 0, end.err
@@ -44,8 +47,7 @@ def test_a_rank_has_what_the_formula_says_and_does_not_grow(method: str, tmp_pat
 
 
 def test_a_run_does_not_grow(tmp_path: Path) -> None:
-    """With all that a run has beside its steps: loaders, metrics, evaluations, checkpoints, none of which is
-    being written then."""
+    """The run has loaders, metrics, evaluations and checkpoints, none of which is being written then."""
     make_store(tmp_path / "small.h5")
     shutil.copy(HERE / "train" / "watched.py", tmp_path)
     model = '"watched:Watched"\narguments = { inputs = 36, passes = [249, 1249] }'

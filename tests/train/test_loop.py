@@ -41,14 +41,14 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class NoStop:
-    """In place of `Stopping`, which takes signals and so only the main thread."""
+    """A stand-in for `Stopping`, which handles signals and so needs the main thread."""
 
     def now(self) -> None:
         return None
 
 
 def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[str, Any]]:
-    """The metrics of a run on `n` threads, by step."""
+    """Return the metrics of a run on `n` threads, in order of steps."""
 
     def one(world: Communicator) -> None:
         config = load(job_file, [*words.split(), "--run.output_dir", str(folder)])
@@ -69,7 +69,7 @@ def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[
         patch.setattr("hpcsgd.train.static_run._report", lambda _: None)
         threads.run(n, one)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return sorted(records, key=lambda record: record["step"])  # readings come when all ranks have made them
+    return sorted(records, key=lambda record: record["step"])  # a reading waits for all ranks
 
 
 def kind(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> Non
     records = train(job_file, tmp_path, words, n=2)
     assert all(0 < record["distance"] < 1 for record in kind(records, "sync"))
     first, last = kind(records, "step")
-    # An allreduce of M float32 over P = 2, and of one float64 for the distance: 2 (P − 1) / P of it is sent.
+    # An allreduce of M float32 over P = 2, and of one float64 for the distance, sends 2 (P − 1) / P of it.
     assert first["phase_bytes"] == {"model_average": 2 * M * 4, "distance": 2 * 8}
     assert last["phase_bytes"] == {"model_average": M * 4, "distance": 8}
 
@@ -157,7 +157,7 @@ def test_how_often_to_evaluate(job_file: Path, tmp_path: Path) -> None:
     assert [record["epoch"] for record in kind(records, "eval")] == [2, 4, 5]
 
 
-STEPS = 3  # of an epoch: 48 samples, batches of 16
+STEPS = 3  # of an epoch: 48 samples in batches of 16
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_one_group_is_told_that_it_has_nothing_to_climb(
 
 
 def poison(x: Tensor, generator: Generator) -> Tensor:
-    """Spoils the third batch of rank 1, whose chance begins with this seed."""
+    """Return NaN for the third batch of rank 1, whose generator has this seed."""
     poison_calls[generator.initial_seed()] = calls = poison_calls.get(generator.initial_seed(), 0) + 1
     return x * math.nan if (generator.initial_seed(), calls) == (3, 3) else x
 
@@ -227,7 +227,7 @@ def test_a_loss_that_is_no_number_ends_training(job_file: Path, tmp_path: Path) 
 
 
 def test_a_last_update_that_breaks_the_model(job_file: Path, tmp_path: Path) -> None:
-    """No further loss of training would tell."""
+    """No later training loss would show it."""
     words = "--data.group_batch_size 48 --optimizer.lr 1e38"
     with pytest.raises(JobError, match="the test loss is nan at step 1: try a lower learning rate"):
         train(job_file, tmp_path, words)
@@ -243,7 +243,7 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
         began = time.perf_counter()
         time.sleep(0.05)
         if world.rank == 0:
-            time.sleep(0.5)  # the others wait for this one, though they may begin late
+            time.sleep(0.5)  # the others wait for this one, even if they begin late
         with phase("grad_reduce"):
             world.allreduce(torch.ones(3)).wait()
         meter.step(torch.tensor(2.0), 8, data_seconds=0.02, metrics={})
@@ -298,7 +298,10 @@ def test_messages_are_counted_by_where_they_went(run: Callable[..., list[Any]], 
 
 
 def hold_the_second_group(x: Tensor, generator: Generator) -> Tensor:
-    """Its second batch comes after the first group's last one: servers are set up together in step 1."""
+    """Delay the second group's second batch until the first group has its last one.
+
+    Servers are set up in step 1, which both groups make together.
+    """
     batches.append(rank := generator.initial_seed())
     if batches.count(rank) == TRAIN // 2 // 4:
         a_group_is_done.set()

@@ -1,4 +1,4 @@
-"""Which steps groups made alone: those in which they exchanged nothing, whatever the method."""
+"""Tests of the local-step ratio: a step is local if the groups exchange nothing in it, with any method."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ALONE = {
     "--method.name hierarchical --method.sync_every 2": 6,
     "--method.name hierarchical --method.sync_every 5": 10,
     "--method.name bsp --method.sync_every!": 0,
-    DECAY + "--method.name post_local --method.sync_every 2": 3,  # 1 to 6 are synchronous; 8, 10, 12 meet
+    DECAY + "--method.name post_local --method.sync_every 2": 3,  # 1 to 6 are synchronous; 8, 10, 12 sync
     '--method.name switch --method.first {name="bsp"} --method.then {name="hierarchical",sync_every=3}'
     " --method.at 4 --method.sync_every!": 5,
     '--method.name delayed --method.method {name="hierarchical",sync_every=2} --method.sync_delay 1'
     " --method.sync_every!": 7,
     '--method.name streaming --method.method {name="hierarchical",sync_every=4} --method.num_fragments 2'
-    " --method.sync_delay 1 --method.sync_every!": 7,  # 3, 5, … 11 arrive; what begins after 12 does not
+    " --method.sync_delay 1 --method.sync_every!": 7,  # 3, 5, … 11 end; one begun after 12 does not
     "--method.name sgp --method.sync_every!": 0,
     "--method.name ssp --method.max_staleness 1 --method.sync_every!": 0,
     "--method.name selsync --method.delta 1e300 --method.sync_every!": 11,

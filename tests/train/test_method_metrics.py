@@ -1,4 +1,4 @@
-"""Whatever a method notes is in the metrics of a run, and in its picture."""
+"""Tests that all metrics of a method are in the metrics of a run and in its plot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from train.test_loop import TEST, TRAIN, train
 
 @dataclass(frozen=True)
 class Tasted:
-    """`inner`, with a note of every step before its update, one of every other one, and one that counts."""
+    """`inner` with three metrics: one in every step, one in every other step, and one for a histogram."""
 
     inner: Averager
 
@@ -78,7 +78,7 @@ def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
-    """Neither a meeting's distance nor a gradient reduction without one is a note of the method."""
+    """Neither a synchronization's distance nor a plain gradient reduction is a metric of the method."""
     make_store(tmp_path / "small.h5", TRAIN, TEST)
     for name in (f"{__name__}:plain", "bsp"):
         (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"', f'"{name}"'))

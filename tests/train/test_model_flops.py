@@ -1,4 +1,4 @@
-"""FLOPs of models, counted by hand; what counts them leaves no trace."""
+"""Tests of the FLOPs of models against counts by hand; counting leaves no trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcsgd.train.model_flops import flops_of_sample
 @pytest.mark.parametrize("T", [5, 16])
 @pytest.mark.parametrize("tied", [True, False])
 def test_of_a_gpt(T: int, tied: bool) -> None:
-    """6 for each weight of a matrix and token, and 12·L·d·T of attention."""
+    """A GPT has 6 FLOPs per weight of a matrix and token, and 12·L·d·T for attention."""
     model = gpt(50, width=12, layers=3, heads=2, tied=tied, dropout=0.1)
     matrices = 3 * 12 * 12**2 + 50 * 12
     found = flops_of_sample(model, torch.zeros(2, T, dtype=torch.int64))
@@ -32,7 +32,7 @@ def test_of_a_library() -> None:
 
 
 def test_of_images() -> None:
-    """2 forward, and of all layers but the first, whose input nobody asks about, 4 backward."""
+    """A weight has 2 FLOPs forward and 4 backward, or 2 in the first layer, whose input needs no gradient."""
     model, macs = resnet20(), list[int]()
 
     def count(layer: Any, _: Any, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Models as they are trained: narrow, channels last, compiled by regions; and as they are saved."""
+"""Tests of models in training (in 16 bits, channels last, compiled by regions) and in checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_narrow_but_for_what_has_running_statistics() -> None:
 
 @pytest.mark.parametrize("make", [nn.LayerNorm, nn.Linear, lambda n: nn.Embedding(9, n)])
 def test_what_comes_in_is_narrow_where_it_is_no_index(make: Callable[..., nn.Module]) -> None:
-    """A first layer that autocast leaves alone would be given two types."""
+    """Floating-point inputs are cast; otherwise a first layer without autocast would get two dtypes."""
     net = nn.LayerNorm(4) if make is nn.LayerNorm else nn.Linear(4, 4) if make is nn.Linear else make(4)
     narrow(net, torch.bfloat16)
     x = torch.tensor([1, 2]) if isinstance(net, nn.Embedding) else torch.ones(2, 4)
@@ -73,7 +73,7 @@ def test_the_regions_of_a_residual_network_are_its_blocks() -> None:
 
 
 def test_what_a_list_has_is_a_region_also_with_lists_of_its_own() -> None:
-    """A mixture of experts is one layer of a transformer, and not as many as it has experts."""
+    """A mixture of experts is one region, like a transformer layer, whatever its number of experts."""
 
     class Mixture(nn.Module):
         def __init__(self) -> None:
@@ -99,7 +99,7 @@ def test_regions_are_the_outermost() -> None:
 
 
 class Recorded(torch.autograd.Function):
-    """Tells when the backward pass comes by."""
+    """Calls `told` when the backward pass reaches it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, told: Callable[[], None]) -> Tensor:
@@ -132,9 +132,9 @@ class Halves(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at it, and means to hide that
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at it, and means to hide this
 def test_gradients_leave_a_region_before_the_next_begins() -> None:
-    """So that there is something left to hide their messages behind. Names stay, and numbers."""
+    """Later regions can then hide the communication of gradients. Names and results stay the same."""
     order: list[str] = []
     net = Halves(order)
     names, expected = list(net.state_dict()), net(torch.ones(2, 4)).detach()

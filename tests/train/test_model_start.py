@@ -1,5 +1,4 @@
-"""`[model] init_from`: a training goes on from what another one gave away; the checkpoint of a run goes
-first."""
+"""Tests of `[model] init_from`: a training starts from exported weights, unless its run has a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from train.interruptions import without_pictures
 from train.launches import launch
 
 STILL = ("--optimizer.lr", "1e-30")
-"""A step with it leaves all weights as they are."""
+"""With this rate a step leaves all weights as they are."""
 
 
 @pytest.fixture
 def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     without_pictures(monkeypatch)
-    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own
+    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own folder
     folder.mkdir()
     return write_text(folder, "bytes")
 
@@ -57,7 +56,7 @@ def test_it_begins_where_the_other_ended(job_file: Path, kind: str) -> None:
 
 
 def test_only_one_rank_reads(job_file: Path) -> None:
-    """The others are told of a file that is not there."""
+    """The other ranks are given files that do not exist."""
     theirs = models.gpt(256, width=8, layers=1, heads=2).state_dict()
     torch.save(theirs, job_file.parent / "of-0.pt")
 
@@ -119,8 +118,10 @@ def test_what_does_not_fit_is_told_by_all(job_file: Path, caplog: pytest.LogCapt
 
 @pytest.mark.slow
 def test_launched(job_file: Path) -> None:
-    """Train, export, start from there: the same evaluation and the same weights; with --resume the file is
-    not missed."""
+    """A run from exported weights begins with the same evaluation and weights.
+
+    With --resume the file may be missing.
+    """
     folder = job_file.parent
     assert (
         launch(folder, "train", "job.toml", "--parallel.groups", "2", "--run.output_dir", "one", n=2).code

@@ -1,4 +1,4 @@
-"""What a run says when its distances are not those of the probe."""
+"""Tests of what a run reports if its distances differ from those of the probe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_groups_that_stay_close(monitor: DistanceMonitor) -> None:
 
 
 def test_close_groups_are_no_news_at_a_low_rate(monitor: DistanceMonitor) -> None:
-    """During the warm-up, and once the rate has decayed."""
+    """During the warm-up, and after the rate has decayed, small distances are not reported."""
     assert not heard(monitor, 0.1, lr=0.1)
     assert not heard(monitor, 1.0) + heard(monitor, 0.1, lr=0.04, meetings=10)
 

@@ -1,4 +1,4 @@
-"""On a device: methods that are compared, steps for a δ, groups; all as on the host, bit for bit."""
+"""Tests of compare, δ probing and elastic groups on a device; they have the same bits as on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of the library `transformers` in whole runs: tied weights, four ranks, checkpoints."""
+"""Tests of a model of the library `transformers` in whole runs: tied weights, four ranks, checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALM = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 
 
 def calm() -> nn.Module:
-    """Without chance, which ranks share where they are threads."""
+    """Return a model without random numbers, because threads share torch's generator."""
     model: Any = build("transformers:GPT2LMHeadModel", {**SIZES, **CALM})
     fill(model, 1)
     return model
@@ -48,7 +48,7 @@ def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
-    """On two ranks it learns, and goes on on one; what is left is the library's own model."""
+    """It learns on two ranks and resumes on one; the result is the library's own model."""
     words = ("--training.epochs", "3", "--run.output_dir", "run")
     done = launch(tmp_path, "train", job_file.name, *words, "--training.epochs", "2", n=2)
     assert done.code == 0, done.err

@@ -1,6 +1,8 @@
-"""Whole runs of 2 x 2 ranks on a device, which train what the host trains: every precision, natural gradient,
-Muon, sparse gradient reductions, narrow wires. With `--on-devices cuda` on real ones, to the rounding of
-theirs."""
+"""Tests that whole runs of 2 x 2 ranks on a device train the same model as on the host.
+
+They cover every precision, natural gradient, Muon, sparse gradient reductions and quantization. With `--on-
+devices cuda` they use real devices and allow for their rounding.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("any_device")]
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
 FOUR = ["--parallel.groups", "2", "--data.group_batch_size", "8", "--training.epochs", "2"]
 FLOAT32, FLOAT16 = 1e-4, 5e-2
-"""By so much models may differ that were trained on different devices for a dozen steps."""
+"""The tolerances for models that were trained on different devices for a dozen steps."""
 
 
 def sparse(**sparsifier: object) -> list[str]:
@@ -100,7 +102,7 @@ def trained(
     stop: int | None = None,
     resume: bool = False,
 ) -> dict[str, Tensor]:
-    """The model after a run; of one that stopped, none."""
+    """Train, and return the model of the finished run, or nothing for one that stopped."""
     config = load(job_file, [*FOUR, *words, "--training.device", on, "--run.output_dir", str(folder)])
     reasons: Any = None
     a_run.train(config, form(world, config.parallel.groups), "job.toml", reasons, resume)
@@ -131,7 +133,7 @@ def test_the_model_is_the_one_of_the_host(
 def test_deterministic_runs_have_the_same_bits(
     run, name: str, job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice, and across a restart."""
+    """A second run and a restarted run have the same bits."""
     words = [*RUNS[name][0], "--training.deterministic", "true"]
     monkeypatch.setattr(a_run, "Stopping", lambda *_: StopsAfter(None))
     first = run(4, trained, job_file, tmp_path / "first", "auto", words)[0]

@@ -1,4 +1,4 @@
-"""`hpcsgd train` on a device: the model that the host trains, bit for bit, and nobody waits in a step."""
+"""Tests of `hpcsgd train` on a device: it trains the bits of the host, and no step waits for the device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StopsAfter:
-    """In place of `Stopping`, which takes signals and so only the main thread."""
+    """A stand-in for `Stopping`, which handles signals and so needs the main thread."""
 
     def __init__(self, steps: int | None) -> None:
         self._left = steps
@@ -65,7 +65,7 @@ def train(
     stop: int | None = None,
     resume: bool = False,
 ) -> dict[str, Tensor]:
-    """The model after a run on `n` threads; of one that stopped, none."""
+    """Run on `n` threads, and return the model of the finished run, or nothing for one that stopped."""
 
     def one(world: Communicator) -> None:
         config = load(job_file, [*words.split(), "--training.device", on, "--run.output_dir", str(folder)])
@@ -131,7 +131,7 @@ def test_a_run_that_was_stopped_goes_on(saved: str, resumed: str, job_file: Path
 
 
 def test_a_device_goes_on_with_the_random_numbers_that_were_next(job_file: Path, tmp_path: Path) -> None:
-    """On one rank: threads share the seed that they give to all devices."""
+    """The test has one rank, because threads share the seed that they give to all devices."""
     words = "--model.name train.small:dropping --training.epochs 2"
     expected = train(job_file, tmp_path / "whole", words, n=1)
     train(job_file, tmp_path / "stopped", words, n=1, stop=4)
@@ -156,8 +156,10 @@ def test_a_loss_that_is_no_number_ends_the_run_at_the_next_reading(job_file: Pat
 def test_in_a_step_the_host_waits_for_staging_alone(
     words: str, n: int, waited: int, job_file: Path, tmp_path: Path
 ) -> None:
-    """What another epoch of three steps adds: gradients and parameters that leave, and one reading. Natural
-    gradient of all layers together waits for what the device was asked for in the step before."""
+    """Check the waits that another epoch of three steps adds: data to send, and one reading.
+
+    Natural gradient of all layers together waits for work that it gave the device in the step before.
+    """
     waits: list[Counter[str]] = []
     for epochs in (1, 2):
         seldom = "--training.log_every 99 --training.eval_every_epochs 2 --training.checkpoint_every_steps 99"

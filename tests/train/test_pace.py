@@ -1,4 +1,4 @@
-"""Buckets chosen by a few steps with each: what the run has, keeps and says."""
+"""Tests of buckets that a few trial steps choose: what the run uses, saves and reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def paces(monkeypatch: pytest.MonkeyPatch) -> dict[ReduceSettings, float]:
-    """Seconds that steps are said to take on rank 0; on rank 1 a hundredth more."""
+    """Return the reported seconds per step on rank 0, by settings; rank 1 reports one percent more."""
     told: dict[ReduceSettings, float] = {}
     tried: dict[int, Any] = {}
 
@@ -151,7 +151,7 @@ def test_where_a_gradient_reduction_may_be_chosen(
 
 
 def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run that follows has the bits of one that was told the same."""
+    """The following run has the bits of a run that was given the same settings."""
     monkeypatch.setattr(a_run, "Stopping", Never)
     folder = job_file.parent
 
@@ -213,15 +213,18 @@ NUMEL = 36 * 8 + 8 + 8 * 10 + 10
 
 
 def by_machine(job_file: Path, numel: int = NUMEL, busy: float = 1.0, scatter: float = 1e-9) -> Any:
-    """What it has an mlp train with, of which a bucket is all."""
+    """Return the settings that a machine file gives an mlp, whose parameters all fit into one bucket."""
     (job_file.parent / "machine.toml").write_text(MACHINE.format(numel=numel, busy=busy, scatter=scatter))
     job_file.write_text(JOB + 'machine = "machine.toml"\nbucket_cap_mb = 1\n')
     return chosen(job_file, *MLP)
 
 
 def test_a_machine_file_tells_it_without_a_step(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a reduce-scatter there is no mean left to make; where a busy lane slows computing down by more
-    than it hides, nothing leaves early."""
+    """The file's times decide, without a trial step.
+
+    A reduce-scatter leaves no mean to compute. If a busy communication thread slows computing down by more
+    than it hides, nothing is sent early.
+    """
     monkeypatch.setattr(pace, "assemble", None)
     config = by_machine(job_file)
     assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (1.0, True)
@@ -231,7 +234,10 @@ def test_a_machine_file_tells_it_without_a_step(job_file: Path, monkeypatch: pyt
 
 
 def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
-    """Less of their way is waited for, whatever else is chosen: what is used first is not all."""
+    """With `overlap_param_gather` the predicted time is less for all settings.
+
+    The layers that run first do not wait for all parameters.
+    """
     by_machine(job_file)
     words = ("--parallel.groups", "1", "--training.bucket_cap_mb", "1e-4", *MLP)
     at_once, late = (

@@ -1,4 +1,4 @@
-"""A new part needs one line, in the table beside its family, and a user's own needs none."""
+"""Tests that a new part needs one line, in the table of its family, and that a user's part needs none."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def method(sync_every: int, grad_reduce: GradReduce = Dense(), label="") -> Meth
 
 
 def made(tmp_path: Path, text: str) -> Any:
-    """By a job file that has this as its section."""
+    """Return the method of a job file with this text as its section."""
     job = JOB.replace('name = "hierarchical"\nsync_every = 2\n', text)
     assert job != JOB
     (tmp_path / "job.toml").write_text(job)
@@ -270,7 +270,7 @@ def test_every_family_is_tried() -> None:
 
 
 def test_a_method_of_the_user_with_parts(tmp_path: Path) -> None:
-    """What has no annotation is given what the job file says, whatever else has that name."""
+    """A parameter without annotation gets the job file's value, even if a part has that name."""
     text = (
         f'name = "{__name__}:method"\nsync_every = {{ epoch = 2 }}\ngrad_reduce = "reduce_scatter"\n'
         'label = "topk"\n'

@@ -1,4 +1,4 @@
-"""`[training] precision`, `channels_last`, `compile` and `deterministic`, in whole runs on threads."""
+"""Tests of `[training] precision`, `channels_last`, `compile` and `deterministic`, in runs on threads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scaled_from(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every scaler starts there, and grows after two steps."""
+    """Make every scaler start at this scale, and grow after two steps."""
     made = functools.partial(hpcsgd.GradScaler, init_scale=scale, growth_interval=2)
     monkeypatch.setattr("hpcsgd.engine.precision.GradScaler", made)
 
@@ -65,7 +65,7 @@ def start_of(job_file: Path) -> tuple[nn.Module, Any]:
 def test_one_rank_is_the_plain_loop(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """By torch's own autocast and scaler; evaluations, too. The first scales are too large."""
+    """The loop uses torch's own autocast and scaler, also in evaluations. The first scales overflow."""
     scaled_from(2.0**28, monkeypatch)
     words = (
         "--lr_schedule.name=StepLR",
@@ -115,7 +115,7 @@ def test_one_rank_is_the_plain_loop(
 def test_interruptions_change_nothing(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The scale, and masters of groups that have just met, go on where they were."""
+    """The scale, and the master weights of groups that have just synchronized, are resumed."""
     scaled_from(2.0**24, monkeypatch)
     options = (
         "--training.epochs",
@@ -129,7 +129,7 @@ def test_interruptions_change_nothing(
 
 
 def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> None:
-    """As it is saved; what has running statistics stays wide. Bytes are half of what they were."""
+    """The model is saved in bfloat16, except layers with running statistics. Half as many bytes are sent."""
     sent = {}
     for name in ("fp32", "bf16_master"):
         (tmp_path / name).mkdir()
@@ -184,7 +184,7 @@ def test_groups_that_may_die_would_skip_other_steps(job_file: Path) -> None:
 def test_a_probe_trains_in_the_same_precision(
     job_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With masters it says that it leaves them out."""
+    """With master weights the probe reports that it does not use them."""
     seen: set[tuple[torch.dtype, bool]] = set()
     called = nn.Linear.forward
 
@@ -201,7 +201,7 @@ def test_a_probe_trains_in_the_same_precision(
         with caplog.at_level(logging.WARNING):
             found: Any = threads.run(1, lambda world, c=config, p=plan: probe_config(c, p, world))
         dtype = torch.float16 if name == "fp16" else torch.bfloat16
-        # The model is looked at once before, as it comes; in training, and on what was held out.
+        # First the model runs once in its initial dtype; then it trains, and it runs on held-out data.
         assert seen == {(torch.float32, False), (dtype, True), (dtype, False)}
         assert found[0].rows
         assert setting(config)["training"] == {"precision": name}
@@ -247,7 +247,7 @@ def test_cudnn_does_not_try_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_two_deterministic_runs_are_equal(tmp_path: Path) -> None:
-    """As they are started: nothing random is left, and torch has been told."""
+    """The runs are started as users do it; no randomness is left, and torch's deterministic mode is on."""
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB + "deterministic = true\n")
     (tmp_path / "net.py").write_text(

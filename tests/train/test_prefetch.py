@@ -1,4 +1,4 @@
-"""A run whose parameters arrive during the next forward pass: interrupted or not, that of plain steps."""
+"""Tests that a run whose parameters arrive in the next forward pass has the bits of plain steps."""
 
 from __future__ import annotations
 

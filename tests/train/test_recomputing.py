@@ -1,4 +1,4 @@
-"""`[training] activation_checkpointing`: the same bits, less memory; alone, with everything else, in runs."""
+"""Tests of `[training] activation_checkpointing`: the same bits with less memory, also with other options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Tensor]] = {
 
 
 def two_of(name: str, bits: str = "fp32") -> tuple[nn.Module, nn.Module]:
-    """The model as it is, and one that computes twice."""
+    """Return the plain model and one with activation checkpointing."""
     build_name, arguments, _ = CASES[name]
     plain = build(build_name, arguments)
     again = copy.deepcopy(plain)
@@ -51,7 +51,7 @@ def two_of(name: str, bits: str = "fp32") -> tuple[nn.Module, nn.Module]:
 
 @contextmanager
 def kept() -> Iterator[list[int]]:
-    """The bytes of what a forward pass keeps, once each."""
+    """Yield a list that gets the bytes that a forward pass keeps, each storage counted once."""
     sizes: dict[int, int] = {}
     held: list[Any] = []
 
@@ -70,7 +70,7 @@ def kept() -> Iterator[list[int]]:
 @pytest.mark.parametrize("bits", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits(name: str, bits: str) -> None:
-    """Twice in a row: gradients, running statistics, and torch's chance as it is left."""
+    """Two passes have equal gradients and running statistics, and leave torch's generator in equal states."""
     found = []
     for model in two_of(name, bits):
         torch.manual_seed(3)
@@ -91,7 +91,7 @@ def test_the_same_bits(name: str, bits: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_less_is_kept(name: str) -> None:
-    """What blocks keep is gone; their inputs are with `checkpoint`, who tells nobody."""
+    """Blocks keep nothing. `checkpoint` keeps their inputs, which these hooks do not see."""
     bytes_kept = []
     for model in two_of(name):
         with kept() as total:
@@ -102,7 +102,7 @@ def test_less_is_kept(name: str) -> None:
 
 
 def test_what_goes_by_a_buffer_that_it_changes() -> None:
-    """Spectral norm's vectors move in every forward pass, and the weight is divided by what they say."""
+    """Every forward pass changes spectral norm's vectors, and the weight is divided by a value from them."""
     torch.manual_seed(0)
     layers = (nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)) for _ in range(2))
     plain = nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in layers))
@@ -117,7 +117,7 @@ def test_what_goes_by_a_buffer_that_it_changes() -> None:
 
 
 def test_a_copy_is_on_its_own() -> None:
-    """As the probe makes them."""
+    """The probe makes such copies."""
     _, model = two_of("gpt")
     other = copy.deepcopy(model)
     other(TEXT).square().mean().backward()
@@ -126,7 +126,7 @@ def test_a_copy_is_on_its_own() -> None:
 
 
 def own(types: int = 14) -> nn.Module:
-    """Not of torch's own chance."""
+    """Return a model whose values do not depend on torch's global generator."""
     model = build("gpt", {"types": types, "width": 8, "layers": 2, "heads": 2})
     fill(model, 1)
     return model
@@ -153,7 +153,7 @@ OWN = ("--model.name", "train.test_recomputing:own", "--model.arguments", "{}", 
     ],
 )
 def test_whole_runs_end_the_same(job_file: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Gradients leave during the backward pass, and weights arrive during the forward one."""
+    """Gradients are sent during the backward pass, and weights arrive during the forward pass."""
     found = []
     for folder, more in (("plain", ()), ("again", ON)):
         train(job_file, tmp_path / folder, *OWN, *words, *more, n=4)
@@ -172,7 +172,7 @@ def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
-    """With dropout, whose chance is each process's own, in bf16; a model of a library, that learns."""
+    """A model with dropout, in bf16, trains the same bits; each process has its own generator."""
     text = "{ types = 14, width = 8, layers = 2, heads = 2, dropout = 0.2 }"
     models = []
     for run, more in (("plain", ()), ("again", ON)):

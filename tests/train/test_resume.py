@@ -1,7 +1,6 @@
-"""Real runs, interrupted and resumed, end with the same bits as one that was left alone.
+"""Tests that real runs, interrupted and resumed, end with the same bits as an uninterrupted one.
 
-What does not need processes is tried at every step in test_interruptions.py.
-"""
+test_interruptions.py tests every step, for everything that does not need processes."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ MID_EPOCH = ("--training.checkpoint_every_steps", "5")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """With the run `whole`, which nobody interrupted."""
+    """Return runs that include `whole`, which was not interrupted."""
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("runs")
     convert("digits", None, folder / "digits.h5")
@@ -49,7 +48,7 @@ def kill_rank_2(ranks: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def killed(runs: Runs) -> str:
-    """Killed in mid-epoch, with checkpoints of steps 10 and 15, which were written meanwhile."""
+    """Kill a run in the middle of an epoch, after it has written checkpoints of steps 10 and 15."""
 
     def kill_once_saved(ranks: list[int]) -> None:
         deadline = time.monotonic() + 60
@@ -81,7 +80,7 @@ def test_the_newest_checkpoint_is_truncated(runs: Runs, killed: str) -> None:
 
 @pytest.mark.long
 def test_killed_before_the_first_checkpoint(runs: Runs) -> None:
-    """And so: the same job twice gives the same bits."""
+    """It starts again, so this also shows that the same job gives the same bits twice."""
     runs.interrupted("early", after=3, by=kill_rank_2)
     runs.train("early", "--resume", expect="no checkpoint to resume from: starting at the beginning")
     assert_as_if_never_interrupted(runs, "early")
@@ -98,7 +97,7 @@ def terminate_all(ranks: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def stopped(runs: Runs) -> str:
-    """A run that a signal to one rank stopped in its first epoch; `seen` are the samples it had."""
+    """Stop a run in its first epoch by a signal to one rank; `seen` has the samples that it used."""
     output = runs.interrupted("stopped", after=3, by=signal_one, code=75, pace=0.4)
     (saved,) = runs.checkpoints("stopped")
     step = int(saved.removeprefix("step-"))
@@ -123,7 +122,7 @@ def test_stopped_again_and_again(runs: Runs, stopped: str) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(1, 4), *(pytest.param(P, 1, marks=pytest.mark.long) for P in (4, 1))])
 def test_goes_on_with_other_ranks(runs: Runs, stopped: str, P: int, K: int) -> None:
-    """To the end, and no sample of the epoch that was under way comes twice or is forgotten."""
+    """It trains to the end of the epoch. No sample comes twice, and at most a remainder is left out."""
     run = runs.copy(stopped, f"{P} × {K}")
     cut = f"cut anew for {P} × {K}; the learning rate stays that of 2 groups\n"
     options = ("--training.epochs", "1", "--parallel.groups", str(P), "--resume")

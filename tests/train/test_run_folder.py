@@ -1,4 +1,4 @@
-"""One job at a time in a run folder, where nothing is left of those that were killed."""
+"""Tests that a run folder has one job at a time, and that files of killed jobs are removed."""
 
 from __future__ import annotations
 

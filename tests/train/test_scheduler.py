@@ -1,4 +1,4 @@
-"""A schedule that goes on, with the arguments that it had and with others."""
+"""Tests of a schedule that is resumed, with the same arguments and with others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rates(scheduler: LRScheduler, steps: int) -> list[float]:
 
 
 def gone_on(make: Make, before: dict[str, Any], after: dict[str, Any], steps: int) -> LRScheduler:
-    """After so many steps by the arguments `before`, from a checkpoint, by those `after`."""
+    """Return a scheduler with arguments `after`, resumed from `steps` steps with arguments `before`."""
     first, second = of(make, **before), of(make, **after)
     rates(first, steps)
     second.optimizer.load_state_dict(first.optimizer.state_dict())
@@ -88,8 +88,10 @@ def test_one_that_cannot_says_so(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_length_of_a_run_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, at: int, then: int, budget: str, whole: int
 ) -> None:
-    """Begun for four epochs of 48 samples, or for as long, in batches of 16 a group: with other groups or
-    epochs from a step on the cosine still ends where the run does, also after one more stop."""
+    """The cosine ends where the run does, even if groups or epochs change at a step, and after another stop.
+
+    The run begins with four epochs of 48 samples, or a budget of that length, in batches of 16 per group.
+    """
     without_pictures(monkeypatch)
     make_store(tmp_path / "small.h5")
     job_file, run = tmp_path / "job.toml", tmp_path / "run"

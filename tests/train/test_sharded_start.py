@@ -1,4 +1,4 @@
-"""Where trainings of `[parallel] fsdp` begin: with the same values, whoever builds the model."""
+"""Tests that trainings with `[parallel] fsdp` begin with the same values, whatever builds the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.mark.parametrize("P", [1, 2])
 def test_a_probe_starts_from_the_same_bits(run, config: Config, P: int) -> None:
-    """With models of its own that are whole."""
+    """The probe makes its own models, which are not sharded."""
 
     def values(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         sharded = assemble(config, form(world, P), "job.toml").model
@@ -47,7 +47,7 @@ def test_a_probe_starts_from_the_same_bits(run, config: Config, P: int) -> None:
 
 
 def test_what_torch_sends_is_told_of_the_sharded_model_as_of_the_plain_one(run, config: Config) -> None:
-    """Weights twice, gradients once; what is outside of blocks is gathered once."""
+    """Weights are gathered twice and gradients reduced once. Weights outside of blocks are gathered once."""
 
     def told(world: Communicator) -> float:
         return bytes_by_torch(assemble(config, form(world, 2), "job.toml").model, config.model.fsdp_units, 2)

@@ -1,5 +1,4 @@
-"""Sparse gradient reductions of a job file: what it makes, what it refuses, and that nothing kept gets
-lost."""
+"""Tests of sparse gradient reductions in a job file: their parts, their errors, and their saved state."""
 
 from __future__ import annotations
 

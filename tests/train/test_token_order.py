@@ -1,7 +1,6 @@
-"""Runs of a language model: the same tokens in the same order on any P × K, also where one goes on elsewhere.
+"""Tests that a language model gets the same tokens in the same order on any P × K, also after a resume.
 
-What is compared is the hash of all tokens of each step, as the model is given them.
-"""
+The tests compare a hash of all tokens of each step, as the model gets them."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from train import small
 from train.interruptions import train, without_pictures
 
 B = 24
-"""Windows of a step, of all groups together."""
+"""The windows of a step, over all groups."""
 JOB = """
 data = { path = "text.h5", group_batch_size = 24, arguments = { bptt = 6 } }
 model = { name = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
@@ -35,12 +34,12 @@ method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """
 SHAPES = [(1, 1), (2, 1), (3, 3), (4, 2), (8, 4)]
-"""Ranks and groups."""
+"""Pairs of ranks and groups."""
 
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own
+    folder = tmp_path / str(os.getpid())  # under mpiexec every rank makes its own folder
     folder.mkdir(parents=True)
     (folder / "a.txt").write_text("\n\n".join(f"the {n}th of them, √{n}" for n in range(40)))
     convert_text([folder / "a.txt"], folder / "text.h5", "bytes", test=[folder / "a.txt"], between="")
@@ -49,12 +48,12 @@ def job_file(tmp_path: Path) -> Path:
 
 
 def digest(ranks: list[Tensor]) -> str:
-    """Of all tokens of a step, given what each rank has of it: first windows first."""
+    """Return a hash of all tokens of a step, given those of each rank; first windows come first."""
     return hashlib.sha256(torch.stack(ranks, dim=1).numpy().tobytes()).hexdigest()
 
 
 def expected(job_file: Path, epochs: int) -> list[str]:
-    """By one loader, of no run."""
+    """Return the hashes of a single loader, outside of a run."""
     data = Windows(job_file.parent / "text.h5", "train", bptt=6)
     loader = Loader(data, B, Sampler(data, AsRank(0, 1), seed=1))
     return [digest([x]) for _ in range(epochs) for x, _ in loader]
@@ -68,7 +67,7 @@ def shape(P: int) -> tuple[str, ...]:
 def test_what_the_ranks_of_a_job_load(
     run: Callable[..., list[Any]], job_file: Path, n: int, groups: int
 ) -> None:
-    """On threads, and on processes."""
+    """The test runs on threads and on processes."""
 
     def loaded(world: Communicator) -> list[Tensor]:
         parts = assemble(load(job_file, shape(groups)), form(world, groups), "job.toml")
@@ -83,7 +82,7 @@ def test_what_the_ranks_of_a_job_load(
 def test_a_run_goes_on_with_another_shape(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, int]
 ) -> None:
-    """In the middle of an epoch."""
+    """The run resumes with another shape in the middle of an epoch."""
     without_pictures(monkeypatch)
     whole = expected(job_file, 2)
     after = SHAPES[(SHAPES.index(before) + 3) % len(SHAPES)]

@@ -1,4 +1,4 @@
-"""A trace of a run: whole, of the steps that were asked for, and its summary is what is in it."""
+"""Tests of a trace of a run: it is complete, has the requested steps, and its summary matches it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from train.launches import JOB, launch, make_store
 from train.test_loop import TEST, TRAIN, M, kind, train
 
 WORDS = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
-"""6 steps, of which every second one meets."""
+"""The run has 6 steps; every second one synchronizes."""
 K = 2
 
 
@@ -83,12 +83,12 @@ def test_the_summary_is_what_is_in_the_trace(job_file: Path, tmp_path: Path) -> 
             {name: value for name, value in expected.items() if value > 1e-9}, abs=1e-7
         )
     told = [numbers[f"{quantity}_seconds"].get("grad_reduce", 0.0) for quantity in ("exposed", "hidden")]
-    assert sum(told) > 0  # on busy cores all of it may be the one or the other
+    assert sum(told) > 0  # on busy cores all of it may be one or the other
     assert numbers["exposed_seconds"]["model_average"] > 0
 
 
 def test_a_message_behind_computing_is_hidden_and_the_rest_of_it_is_not(tmp_path: Path) -> None:
-    """Two of 0.2 s are on their way while the training computes for 0.1 s and then waits for both."""
+    """Two messages take 0.2 s, while the training computes for 0.1 s and then waits for both."""
     computing, sending = 0.1, 0.2
 
     def one(world: Communicator) -> float:
@@ -120,7 +120,7 @@ def test_windows_are_there_before_the_run_has_ended_and_a_new_start_adds_to_them
 
     def one(world: Communicator) -> None:
         for done in (0, 4):
-            real_time.sleep(0.02 * (1 - world.rank))  # who is there first sees nothing before the beginning
+            real_time.sleep(0.02 * (1 - world.rank))  # the one that comes first sees nothing before it
             tracer = Trace(form(world), world.dup_with_thread(), file, "1-2, 4, 5-6", done)
             for t in range(done + 1, done + 5):
                 world.allreduce(torch.ones(3)).wait()
@@ -144,7 +144,7 @@ def _steps(file: Path, full: bool = False) -> list[str]:
 
 
 def test_clocks_are_brought_to_rank_0s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank's goes 100 s after the one's before it."""
+    """Each rank's clock is 100 s ahead of the previous rank's."""
 
     def perf_counter() -> float:
         rank = int(threading.current_thread().name.split()[-1])

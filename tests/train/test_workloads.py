@@ -1,9 +1,7 @@
-"""A language model, a recommender, image files and super-resolution, from the job file to the summary, as
-classifications are trained.
+"""Tests of a language model, a recommender, image files and super-resolution, from job file to summary.
 
-That figures do not depend on the number of ranks is tried on all ranks; what draws from torch's own chance
-(dropout), which threads share, on one, and in processes.
-"""
+All numbers of ranks are tested to have the same figures. Models with dropout use torch's global generator,
+which threads share, so they are tested on one rank and in processes."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from train.workloads import MODELS, WORKLOADS
 
 @pytest.fixture(params=WORKLOADS)
 def job_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    folder = tmp_path / request.param / str(os.getpid())  # under mpiexec every rank makes its own
+    folder = tmp_path / request.param / str(os.getpid())  # under mpiexec every rank makes its own folder
     folder.mkdir(parents=True)
     return WORKLOADS[request.param](folder)
 
@@ -68,7 +66,7 @@ def test_the_score_is_that_of_one_process(run: Callable[..., list[Any]], job_fil
 
 @pytest.mark.slow
 def test_it_learns(job_file: Path) -> None:
-    """Entropy of the little grammar: perplexity 1.8; an item by chance is among the first ten in 10 %."""
+    """The perplexity of the small grammar is 1.8. A random item is among the first ten in 10 % of cases."""
     done = launch(job_file.parent, "train", "job.toml", "--training.epochs", "15", "--run.output_dir", "run")
     assert done.code == 0, done.err
     summary = json.loads((job_file.parent / "run" / "summary.json").read_text())
@@ -100,7 +98,7 @@ def test_it_learns(job_file: Path) -> None:
 def test_interrupted_or_not_the_bits_are_the_same(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """With dropout, negatives drawn anew, and in the middle of an epoch."""
+    """The runs have dropout and random negatives, and are interrupted in the middle of an epoch."""
     without_pictures(monkeypatch)
     for folder in ("whole", "again", "stopped", "killed"):
         (tmp_path / folder).mkdir()
@@ -118,8 +116,10 @@ def test_interrupted_or_not_the_bits_are_the_same(
 
 @pytest.mark.parametrize("job_file", ["words", "ratings"], indirect=True)
 def test_chance_makes_a_difference(job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the test above can fail: another state of it gives other bits. What is drawn of images follows
-    from seed and epoch, and not from that."""
+    """Another state of the generator gives other bits, so the test above can fail.
+
+    Random choices for images depend on seed and epoch only, not on this state.
+    """
     without_pictures(monkeypatch)
     train(job_file, tmp_path / "whole")
     train(job_file, tmp_path / "resumed", at=3)

@@ -1,4 +1,4 @@
-"""What a process has of this machine, for tests of long runs, and a model that notes it as it trains."""
+"""Measures the resources of a process, for tests of long runs, and a model that records them in training."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PROCESS = Path("/proc/self")
 
 
 def now() -> dict[str, int]:
-    """Memory of its own (bytes), threads, open files, tensors."""
+    """Return the process's own memory in bytes, and its numbers of threads, open files and tensors."""
     gc.collect()
-    tensors = sum(issubclass(type(x), Tensor) for x in gc.get_objects())  # first: its list is of megabytes
+    tensors = sum(issubclass(type(x), Tensor) for x in gc.get_objects())  # first, because it is a long list
     fields = dict(line.split(":", 1) for line in (PROCESS / "status").read_text().splitlines())
     return {
         "bytes": 1024 * int(fields["RssAnon"].split()[0]),
@@ -26,7 +26,7 @@ def now() -> dict[str, int]:
 
 
 class Watched(nn.Module):
-    """Notes it in its forward passes of these numbers, of those that it is trained in."""
+    """A model that records the resources in the training passes with these numbers."""
 
     def __init__(self, inputs: int, passes: list[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Job files of a language model and of a recommender, each with a store small enough for a test."""
+"""Job files for language, ratings, image files and image pairs, each with a small dataset file."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ training = { epochs = 2, log_every = 1 }
 
 
 def words(folder: Path) -> Path:
-    """A job file beside a dataset file of tokens."""
+    """Write a job file and a dataset file of tokens."""
     convert("wikitext", write_wikitext(folder / "words"), folder / "store.h5")
     (folder / "job.toml").write_text(WORDS)
     return folder / "job.toml"
 
 
 def preferences(folder: Path) -> Path:
-    """A job file beside a dataset file of ratings."""
+    """Write a job file and a dataset file of ratings."""
     convert("movielens", write_movielens(folder / "ml", ratings(USERS, ITEMS, each=18)), folder / "store.h5")
     (folder / "job.toml").write_text(RATINGS)
     return folder / "job.toml"
 
 
 def pictures(folder: Path) -> Path:
-    """A job file beside a store of image files."""
+    """Write a job file and a dataset file of image files."""
     convert_images(write_classes(folder / "pictures", each=12), folder / "store.h5", 12)
     (folder / "job.toml").write_text(IMAGES)
     return folder / "job.toml"
 
 
 def scenes(folder: Path) -> Path:
-    """A job file beside a store of pairs."""
+    """Write a job file and a dataset file of image pairs."""
     sizes = {"train": [(24, 31), (27, 24), (40, 30), (28, 28), (24, 24), (30, 25)], "val": 4 * [(20, 26)]}
     convert_pairs(write_pngs(folder / "pngs", sizes), folder / "store.h5", 2)
     (folder / "job.toml").write_text(PAIRS)
@@ -86,7 +86,7 @@ WORKLOADS: dict[str, Callable[[Path], Path]] = {
 
 
 def fill(model: nn.Module, seed: int) -> None:
-    """Not of torch's own chance, which ranks share where they are threads."""
+    """Fill the parameters with values from a generator of this seed, not torch's own, which threads share."""
     generator = Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():

@@ -1,4 +1,4 @@
-"""What the job files of these tests name."""
+"""Models that the job files of these tests name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def convolutions() -> nn.Module:
-    """With running statistics, a frozen weight and weights that are laid out by channels."""
+    """Return a model with running statistics, a frozen weight and weights in channels-last layout."""
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 10)
     )
@@ -24,7 +24,7 @@ def seeded(model: nn.Module, seed: int = 3) -> nn.Module:
 
 
 class OfTransformers(nn.Module):
-    """A model of the library inside another module, which gives scores alone. Weights are tied."""
+    """A model of the library inside another module, which returns only the scores. Its weights are tied."""
 
     def __init__(self, types: int, width: int) -> None:
         super().__init__()

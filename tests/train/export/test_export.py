@@ -1,4 +1,4 @@
-"""What goes out of the door is the averaged model, to the bit, in whatever format; and it comes in again."""
+"""Tests that every export format has exactly the averaged model, and that it can be loaded again."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_of_a_checkpoint_it_is_the_mean_of_the_groups(images: Path, tmp_path: Path, name: str) -> None:
-    """Read in one process it is what all ranks together saved at the same step, in another order of sums."""
+    """One process computes the ranks' final model from their checkpoint, except for the order of sums."""
     n, words = SHAPES[name]
     job_file = images.parent / "own.toml"
     job_file.write_text(images.read_text().replace("sync_every = 2", ""))
@@ -221,7 +221,7 @@ def test_what_fails_half_way_is_not_there(
 
 
 class Saving:
-    """In place of a model of the library `transformers`."""
+    """A stand-in for a model of the library `transformers`."""
 
     config = SimpleNamespace(eos_token_id=0)
 

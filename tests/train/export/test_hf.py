@@ -1,4 +1,4 @@
-"""A model of the library `transformers` goes out so that the library loads it, and comes in again."""
+"""Tests that an exported model of the library `transformers` can be loaded by the library and by hpcsgd."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIBRARYS = {
 
 
 def run_with(tmp_path: Path, model: tuple[str, ...], arguments: str) -> Path:
-    """Of two groups, on a text in tokens; `arguments` have TYPES."""
+    """Train two groups on a text of tokens and return the run; TYPES in `arguments` is replaced."""
     job_file = write_text(tmp_path, str(write_tokenizer(tmp_path)))
     types = tokenizer_of_file(tmp_path / "text.h5").types
     words = [*model, "--model.arguments", arguments.replace("TYPES", str(types)), "--parallel.groups", "2"]
@@ -37,7 +37,7 @@ def run_with(tmp_path: Path, model: tuple[str, ...], arguments: str) -> Path:
 
 @pytest.fixture
 def of_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The run's model has one of the library's inside."""
+    """Return a run whose model contains one of the library's."""
     without_pictures(monkeypatch)
     return run_with(
         tmp_path, ("--model.name", "train.export.models_of_tests:of_transformers"), "{types=TYPES}"
@@ -48,7 +48,10 @@ def of_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("kind", LIBRARYS)
 @pytest.mark.filterwarnings("default")
 def test_the_librarys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """From the end of the run and from its checkpoint; the library writes with it, and it comes in again."""
+    """The library loads the export of a run and generates text, and hpcsgd loads it again.
+
+    The export of the last checkpoint is the same.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     without_pictures(monkeypatch)
@@ -71,7 +74,7 @@ def test_the_librarys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind:
     assert_same(read(run / "of a checkpoint"), read(run / "model-hf"))
 
 
-@pytest.mark.filterwarnings("default")  # of the library's own
+@pytest.mark.filterwarnings("default")  # the library's own warnings
 def test_out_and_in_again(of_own: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -100,7 +103,7 @@ def test_out_and_in_again(of_own: Path) -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_in_16_bits(of_own: Path) -> None:
-    """Parameters in bfloat16 stay so; without its store the model goes without a tokenizer."""
+    """Parameters in bfloat16 keep their dtype. Without its dataset file a model has no tokenizer."""
     from transformers import AutoModelForCausalLM
 
     state = {name: x.bfloat16() for name, x in left(of_own).items()}

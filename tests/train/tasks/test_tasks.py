@@ -1,4 +1,4 @@
-"""Losses and figures against plain references."""
+"""Tests of losses and figures against plain reference implementations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def samples(name: str, n: int = 23) -> tuple[Tensor, Tensor]:
-    """Scores and y of n samples."""
+    """Return the scores and targets of n samples."""
     generator = Generator().manual_seed(1)
     match name:
         case "classification":
@@ -87,7 +87,7 @@ def test_perplexity() -> None:
 
 
 def test_bits_per_byte() -> None:
-    """Where the text's bytes are known: 60 tokens of 45."""
+    """Bits per byte are reported if the text's number of bytes is known; here 60 tokens have 45."""
     scores, y = samples("language")
     known: Any = SimpleNamespace(**{**vars(DATA), "bytes": 45})
     found = Language(known).result(Language(known).tally(scores, y))
@@ -103,7 +103,7 @@ def test_windows_at_once_are_bounded_by_memory() -> None:
 
 
 def test_hits_and_gains() -> None:
-    """As the paper has them: the held-out item's place in the sorted row."""
+    """The definitions are the paper's, with the held-out item's place in the sorted row."""
     scores, y = samples("recommendation")
     hits, gains = [], []
     for row in scores.tolist():
@@ -121,7 +121,7 @@ def test_hits_and_gains() -> None:
 
 
 def test_psnr() -> None:
-    """Image by image: in 8 bits, Y of BT.601, without two pixels at each border."""
+    """PSNR is computed per image, from Y of BT.601 in 8 bits, without two pixels at each border."""
     scores, y = samples("super-resolution")
     found = TASKS["super-resolution"].result(TASKS["super-resolution"].tally(scores, y))
     decibels = []
@@ -134,7 +134,7 @@ def test_psnr() -> None:
 
 
 def test_psnr_that_is_known() -> None:
-    """White against black differs by 219 of Y, whatever is at the borders; the same image has 100 dB."""
+    """White and black differ by 219 in Y, and borders do not count. Equal images have 100 dB."""
     white, black = torch.ones(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
     assert psnr(white, black, 2).item() == pytest.approx(20 * math.log10(255 / 219), abs=1e-4)
     assert psnr(white, white, 2).item() == 100
@@ -142,7 +142,7 @@ def test_psnr_that_is_known() -> None:
     near[:, :, :2], near[:, :, :, -2:] = 0, 0.5
     assert psnr(near, white, 2).item() == 100
     assert psnr(near, white, 1).item() < 20
-    assert psnr(white * 3, white, 2).item() == 100  # more than white is white
+    assert psnr(white * 3, white, 2).item() == 100  # values above white count as white
     assert luminance(white)[0, 0, 0].item() == pytest.approx(235)
     assert luminance(black)[0, 0, 0].item() == 16
 
@@ -151,7 +151,7 @@ def test_the_tenth_place_counts_and_ties_do_not() -> None:
     scores, y = torch.zeros(3, 100), torch.eye(100)[:1].expand(3, -1)
     scores[0, 1:10], scores[0, 0] = 2, 1  # place 10
     scores[1, 1:11], scores[1, 0] = 2, 1  # place 11
-    tally = TASKS["recommendation"].tally(scores, y)  # and all alike
+    tally = TASKS["recommendation"].tally(scores, y)  # and one row in which all scores are equal
     assert tally[1:].tolist() == [1, pytest.approx(1 / math.log2(11)), 3]
 
 
