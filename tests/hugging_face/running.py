@@ -1,4 +1,4 @@
-"""Runs the checks of a program on 4 ranks in turn, because importing the libraries takes seconds."""
+"""The runner of a program's checks on 4 ranks, in one process per rank: imports take seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fixture that runs trainings by Lightning."""
+"""A fixture that runs trainings with Lightning."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Stops:
 
 
 class Paced(ElasticAverage):
-    """Reports a fixed time per step for one rank, however busy the machine is."""
+    """An average that reports a fixed time per step for one rank, however busy the machine is."""
 
     def __init__(self, work: float, *arguments: Any, **limits: Any) -> None:
         super().__init__(*arguments, **limits)

@@ -183,7 +183,7 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
     ["", "{name='SGD', lr=0.7, momentum=0.9, nesterov=true}", "{name='Adam', lr=0.01, betas=[0.8, 0.9]}"],
 )
 def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> None:
-    """It continues with the rest of its share, skips what it missed, and shares the next epoch.
+    """A returning group continues its share, skips what it missed, and shares the next epoch.
 
     It has no state of an outer optimizer; it gets that of the other groups.
     """
@@ -245,7 +245,7 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
 def test_all_stop_where_one_has_to_and_go_on_later(
     job_file: Path, tmp_path: Path, desk: Desk, per: str
 ) -> None:
-    """They resume with another number of groups; no sample is seen twice."""
+    """The groups resume with another number of groups; no sample is seen twice."""
     schedule = [
         "--lr_schedule.name",
         "StepLR",

@@ -50,7 +50,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> 
 
 
 def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk) -> None:
-    """They resume with θ and the outer momentum of the checkpoint."""
+    """The groups resume with θ and the outer momentum of the checkpoint."""
 
     def outer(parts: TrainingSetup) -> dict[str, Tensor]:
         averager = parts.optimizer.method.averager

@@ -33,7 +33,7 @@ def job_file(tmp_path: Path) -> Path:
 
 
 class Recorder(nn.Module):
-    """Records its inputs and returns them unchanged."""
+    """A module that records its inputs and returns them unchanged."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -99,7 +99,7 @@ def test_regions_are_the_outermost() -> None:
 
 
 class Recorded(torch.autograd.Function):
-    """Calls `told` when the backward pass reaches it."""
+    """The identity, which calls `told` when the backward pass reaches it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, told: Callable[[], None]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Measures the resources of a process, for tests of long runs, and a model that records them in training."""
+"""Measurement of a process's resources, for tests of long runs, and a model that records them."""
 
 from __future__ import annotations
 

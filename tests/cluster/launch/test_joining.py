@@ -48,7 +48,7 @@ def test_a_folder_that_was_made_by_hand(job: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Recorded:
-    """Records what `launch_replica_group` would have started, and ends it as the test says."""
+    """A record of what `launch_replica_group` would have started, which ends in the way the test chooses."""
 
     def __init__(self) -> None:
         self.told: dict[str, Any] = {}

@@ -53,7 +53,7 @@ MEET = "for _ in range(5): meetings.mean(w)"
 
 
 class Alone:
-    """Starts one process for a group, without any launcher."""
+    """A launcher that starts one process for a group."""
 
     host = "127.0.0.1"
     ranks = 0
