@@ -1,4 +1,4 @@
-"""What holds for a method whoever is fast or slow, where nothing can say what a training comes to."""
+"""Invariants of methods whose result depends on the speed of ranks, so that no reference can predict it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ STEPS = 8
 
 NewMethod = Callable[[], Method]
 Invariant = Callable[[Callable[..., list[Any]], NewMethod, int, int], None]
-"""Raises AssertionError where it does not hold on P × K ranks; given the fixture `run`."""
+"""A check on P × K ranks, which gets the fixture `run` and raises AssertionError if the invariant fails."""
 
 
 class Tally(nn.Module):
-    """One cell for every step of every group: which updates has somebody seen?"""
+    """A model with one cell for every step of every group, which shows which updates are in it."""
 
     def __init__(self, P: int, steps: int) -> None:
         super().__init__()
         self.cells = nn.Parameter(torch.zeros(P, steps))
 
     def mark(self, g: int, t: int) -> None:
-        """This step's gradient is −P in one cell, so that the update, times 1/P, adds 1."""
+        """Set a gradient of −P in the cell of this step, so that the update, times 1/P, adds 1 there."""
         self.cells.grad = torch.zeros_like(self.cells)
         self.cells.grad[g, t] = -len(self.cells)
 
@@ -44,18 +44,21 @@ def tallying(topology: Topology, method: Method, steps: int) -> tuple[Tally, Dis
 
 
 class Tallied(NamedTuple):
-    """What one rank saw."""
+    """The models that one rank read."""
 
     before_each_step: Tensor
-    """And after the last one."""
+    """The model before each step and after the last one."""
     ahead: list[float]
-    """By how many steps this group was ahead of the slowest, as noted after each."""
+    """The recorded number of steps by which this group was ahead of the slowest, after each step."""
     at_last: Tensor
-    """What is in the model of all."""
+    """The averaged model at the end."""
 
 
 def tallied(world: Communicator, new: NewMethod, P: int) -> Tallied:
-    """Groups at a pace of their own, the last one slow; positions of a group do the same."""
+    """Train groups that wait random times between steps, except the last, which waits long each time.
+
+    The ranks of a group wait equally long.
+    """
     topology = form(world, groups=P)
     net, optimizer = tallying(topology, new(), STEPS)
     pace = random.Random(topology.group_index)
@@ -72,14 +75,17 @@ def tallied(world: Communicator, new: NewMethod, P: int) -> Tallied:
 
 
 def every_update_counts_once(run: Callable[..., list[Any]], new: NewMethod, P: int, K: int) -> None:
-    """None is lost and none counts twice, however late it came."""
+    """Check that every update is in the final model exactly once, however late it was sent."""
     for rank in run(P * K, tallied, new, P):
         torch.testing.assert_close(rank.at_last, torch.ones(P, STEPS), rtol=0, atol=1e-5)
 
 
 def reads_within(s: int) -> Invariant:
-    """At clock c a group has all of clocks ≤ c − s − 1, whatever of the later ones, and all of its own; none
-    is more than s steps ahead of the slowest."""
+    """Return the invariant of stale synchronous parallel training with staleness `s`.
+
+    At clock c a group has its own updates and those of all groups of clocks up to c − s − 1; it may have
+    later ones. No group is more than s steps ahead of the slowest.
+    """
 
     def invariant(run: Callable[..., list[Any]], new: NewMethod, P: int, K: int) -> None:
         for rank, (seen, ahead, _) in enumerate(run(P * K, tallied, new, P)):
@@ -94,8 +100,11 @@ def reads_within(s: int) -> Invariant:
 
 
 def meeting(world: Communicator, new: NewMethod, P: int, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From starting points of their own, with gradients of zero: of this group before and after, of all
-    before and after."""
+    """Make steps with zero gradients from different starting points.
+
+    Returns:
+        This group's parameters before and after, and the mean of all groups before and after.
+    """
     topology, net = form(world, groups=P), model()
     inner = optim.SGD(net.parameters(), lr=0.1)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, new(), overlap_grad_reduce=False)
@@ -117,7 +126,10 @@ def meeting(world: Communicator, new: NewMethod, P: int, steps: int) -> tuple[Te
 
 
 def the_mean_is_kept(run: Callable[..., list[Any]], new: NewMethod, P: int, K: int) -> None:
-    """Meetings move groups, and not their mean. Not all of them: one may be through before any other asks."""
+    """Check that synchronization changes the model of at least one group, and never the mean of all groups.
+
+    Some groups may keep their model, because they finish before another group sends them a request.
+    """
     ranks = run(P * K, meeting, new, P, 12)
     for _, _, before, after in ranks:
         torch.testing.assert_close(after, before, rtol=0, atol=1e-12)

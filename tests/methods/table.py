@@ -1,7 +1,7 @@
-"""What every method of `METHODS` is held against: the same training in plain torch, or the reason why there
-is none, and what has to hold instead.
+"""What every method of `METHODS` is compared with: the same training in plain torch.
 
-Whoever adds a method adds a line here: all tests that go through every method take theirs from these tables.
+A method without such a reference has an entry that gives the reason and the invariants tested instead. A
+new method needs an entry here: all tests of every method are parametrized with these tables.
 """
 
 from __future__ import annotations
@@ -63,33 +63,33 @@ from sparsifying import Exdyna, deft, sparsified
 EVERY = 3
 STEPS = 7
 RATES = (1.0, 1.0, 0.8, 0.8, 0.5, 0.5, 0.2)
-"""All train so: methods that look at the learning rate have something to see."""
+"""The learning rate factors of every training: methods that read the learning rate see it change."""
 DECAYED = 3
-"""The first step at a lower rate."""
+"""The first step at a lower learning rate."""
 DENSITY = 0.2
 
 History = list[list[Tensor]]
-"""[step][group] → parameters."""
+"""The parameters as [step][group]."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to make a method of the table, and what it comes to on P × K ranks."""
+    """One way to construct a method, and the expected result on P × K ranks."""
 
     method: str
     arguments: Callable[[], Mapping[str, Any]]
-    """Made anew each time: those that are methods or gradient reductions have a memory."""
+    """Returns new arguments for each method: some arguments are methods or gradient reductions with state."""
     reference: Callable[[int, int, MakeOptimizer], History]
-    """Of STEPS steps."""
+    """Returns the expected parameters after each of STEPS steps."""
     plain_sgd: bool = False
-    """Whether it refuses all other optimizers."""
+    """True if the method refuses all optimizers other than plain SGD."""
     same_bits: bool = True
-    """Whether two runs have them; otherwise they differ by rounding."""
+    """True if two runs have the same bits; otherwise they differ by rounding."""
     form: Callable[[Communicator, int], Topology] = form
     invariants: tuple[Invariant, ...] = ()
-    """What holds besides."""
+    """Invariants that hold in addition to the reference."""
     still: Mapping[str, Any] | None = None
-    """Arguments by which groups that do not move any more stay where the outer step has brought them."""
+    """Arguments with which groups without further updates stay at the result of the outer step."""
 
     def new(self) -> Method:
         return METHODS[self.method](**self.arguments())
@@ -100,13 +100,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Exempt:
-    """One way to make a method that has no reference."""
+    """One way to construct a method that has no reference."""
 
     method: str
     arguments: Callable[[], Mapping[str, Any]]
     reason: str
     invariants: tuple[Invariant, ...]
-    """What is tested in its stead."""
+    """The invariants that are tested instead of a reference."""
     form: Callable[[Communicator, int], Topology] = form
 
     def new(self) -> Method:
@@ -116,13 +116,13 @@ class Exempt:
 def uncovered(
     methods: Iterable[str], references: Mapping[str, Case], exceptions: Mapping[str, Exempt]
 ) -> list[str]:
-    """The methods that nothing here is about."""
+    """Return the names of the methods that have no entry in either table."""
     covered = {entry.method for entry in [*references.values(), *exceptions.values()]}
     return sorted(set(methods) - covered)
 
 
 def local(meet: Callable[[int], Meet]) -> Callable[[int, int, MakeOptimizer], History]:
-    """Groups that train alone and `meet(P)`."""
+    """Return the reference of groups that train alone and synchronize by `meet(P)`."""
     return lambda P, K, make: alone(P, K, make, STEPS, meet(P))
 
 
@@ -151,7 +151,7 @@ def pushing(
 
 @dataclass(frozen=True)
 class AllAlive:
-    """Peers of which none ever dies; see tests/elastic for those that do."""
+    """Replica groups none of which ever fails; tests/elastic has tests with groups that do."""
 
     cross: Communicator
 
@@ -176,14 +176,14 @@ class AllAlive:
             x.copy_(mean)
 
     def finish(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no group waits."""
 
     def close(self) -> None:
-        """Nobody is told."""
+        """Do nothing: no group needs to be notified."""
 
 
 def replica_groups(world: Communicator, P: int) -> Topology:
-    """Every group a job of its own, which the others are peers of."""
+    """Return a topology in which every group is a job of its own, and the others are its replica groups."""
     topology = form(world, P)
     return replace(
         topology,
@@ -194,15 +194,15 @@ def replica_groups(world: Communicator, P: int) -> Topology:
 
 
 def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:
-    """With an ε that does not make much of little, such as rounding."""
+    """Return Adam with a large ε, so that it does not amplify tiny differences such as rounding."""
     return optim.Adam(params, lr=0.1, eps=0.1)
 
 
 APART = {"exp_avg": 4, "momentum_buffer": 4, "exp_avg_sq": 6, "max_exp_avg_sq": 6}
-"""Intervals of moments, of which the first is no multiple of EVERY."""
+"""Synchronization intervals of optimizer state; those of the first moments are no multiple of EVERY."""
 OUTER_SCHEDULE = outer_schedules.piecewise(8, lr=[[0.25, 0.2], [0.5, 1.0]], momentum=[[0.5, 0.5], [0.5, 0.9]])
 OUTER_VALUES = {2: (0.2, 0.5), 3: (0.6, 0.5), 5: (1.0, 0.9), 6: (1.0, 0.9)}
-"""What it comes to."""
+"""The learning rate and momentum that `OUTER_SCHEDULE` gives, by step."""
 ASYNC_OUTER_VALUES = {EVERY: (0.6, 0.5), 2 * EVERY: (1.0, 0.9)}
 IN_FEW_BITS = Wires(half, by_blocks(8, 8), by_blocks(4, 16))
 REFERENCES: Mapping[str, Case] = {
@@ -422,7 +422,7 @@ OF_INTERVALS: Mapping[str, Callable[[int], Method]] = {
     for name in sorted(DELAYABLE)
     if [p.name for p in signature(METHODS[name]).parameters.values() if p.default is p.empty] == ["every"]
 }
-"""The methods that can be delayed and need nothing but their interval."""
+"""The methods that can be delayed and whose only required argument is their interval."""
 
 WHO_IS_FAST = "which updates of others a group has seen depends on who is fast"
 EXCEPTIONS: Mapping[str, Exempt] = {

@@ -1,4 +1,4 @@
-"""AdaComm: how the interval follows the loss."""
+"""Tests of AdaComm: how the synchronization interval follows the loss."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SGD = OPTIMIZERS["SGD"]
 
 
 def at(t: int, lr: float, loss: float) -> Any:
-    """A step as schedules see it, on this rank alone."""
+    """Return the context of step `t` as a schedule sees it, with this rank alone."""
     world = SimpleNamespace(allreduce=lambda *_: SimpleNamespace(wait=lambda: None))
     job = SimpleNamespace(world=world, size=1)
     return SimpleNamespace(t=t, lr=lr, loss=loss, topology=job, metrics={})
 
 
 def intervals_of(when: Adaptive, steps: list[tuple[float, float]]) -> list[int]:
-    """The interval in force in each step of these learning rates and losses."""
+    """Return the interval in force in each step, given the learning rate and loss of each step."""
     notes = []
     for t, (lr, F) in enumerate(steps, 1):
         s = at(t, lr, F)
@@ -53,7 +53,7 @@ def intervals_of(when: Adaptive, steps: list[tuple[float, float]]) -> list[int]:
 
 
 def test_the_interval_shrinks_as_the_loss_falls() -> None:
-    """⌈√(F/F_0)·I_0⌉ with the mean of each block's losses: by hand, for blocks of one meeting."""
+    """The interval is ⌈√(F/F_0)·I_0⌉ with the mean loss of each block; each block here is one interval."""
     losses = [4.0] + [2.0] * 7 + [1.0] * 6 + [0.25] * 4
     assert 8 * math.sqrt(sum(losses[:8]) / 8 / 4) == pytest.approx(6.0)
     found = intervals_of(Adaptive(8, block=1), [(0.1, F) for F in losses])
@@ -77,7 +77,7 @@ def test_the_interval_is_never_below_one() -> None:
 
 
 def test_a_lower_rate_allows_more() -> None:
-    """√(η_0/η) = 2: 4 steps count as 8, which √2·8 is not below and √0.56·8 is."""
+    """√(η_0/η) = 2, so 4 steps count as 8; 8 is not below √2·8, and it is above √0.56·8."""
     first = [(0.4, 1.0)] * 8
     assert intervals_of(Adaptive(8, block=1), first + [(0.1, 0.5)] * 5) == [8] * 8 + [4] * 5
     assert intervals_of(Adaptive(8, block=1), first + [(0.1, 0.14)] * 5) == [8] * 8 + [4] * 4 + [6]
@@ -85,7 +85,7 @@ def test_a_lower_rate_allows_more() -> None:
 
 
 def test_a_warm_up_is_no_low_first_rate() -> None:
-    """η_0 is the highest rate: while it climbs the loss alone decides."""
+    """η_0 is the highest rate so far: while the rate climbs, the loss alone decides."""
     losses = [1.0] + [0.36] * 7 + [0.09] * 7
     found = intervals_of(Adaptive(8, block=1), [(0.01 * t, F) for t, F in enumerate(losses, 1)])
     assert found == [8] * 8 + [math.ceil(math.sqrt(0.44) * 8)] * 6 + [math.ceil(math.sqrt(0.09) * 8)]
@@ -94,7 +94,7 @@ def test_a_warm_up_is_no_low_first_rate() -> None:
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_all_ranks_have_the_interval_of_all_losses(run, P: int, K: int) -> None:
-    """Though each sees a loss of its own; with one group there is none."""
+    """All ranks have one interval although their losses differ; a single group has no interval."""
 
     def noted(world: Communicator) -> list[float | None]:
         topology, net = form(world, groups=P), model()
@@ -115,7 +115,10 @@ def test_all_ranks_have_the_interval_of_all_losses(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (1, 2)])
 def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
-    """Those of the last rank fall the most: neither one rank's nor one position's would do."""
+    """The interval follows the mean over all ranks, not over one rank or over ranks of one shard index.
+
+    The losses of the last rank fall the most.
+    """
     steps = 40
 
     def loss_of(rank: int, t: int) -> float:
@@ -145,7 +148,7 @@ def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("P", [2, 4])
 def test_the_state_of_any_rank_has_the_losses_of_all(run, P: int) -> None:
-    """On another P × K, and where one rank has saved for all."""
+    """A state saved by one rank has the mean losses of all ranks, and can be loaded on another P × K."""
 
     def means(world: Communicator) -> tuple[list[float], list[float]]:
         topology, net = form(world, groups=2), model()

@@ -1,4 +1,7 @@
-"""Asynchronous DiLoCo in given orders of arrivals; the table has it with groups that wait for each other."""
+"""Tests of asynchronous DiLoCo with given orders of arrival.
+
+The table of methods has it with groups that wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ M = 13
 
 
 class Reference:
-    """The server of the paper, in numpy, on the whole model."""
+    """The paper's server for the whole model, written in numpy."""
 
     def __init__(
         self, theta: np.ndarray, N: int, epsilon: float = 0.7, beta: float = 0.9, c: float = 0.0
@@ -59,7 +62,7 @@ class Reference:
 
 
 def asked(part: ServerPart, group: int, update: Tensor, t: int) -> Tensor:
-    """The answer to this change of the group's model."""
+    """Send this change of the group's model to the server, and return its answer."""
     message = MessageBuffer.like([update])
     message.pack([update], 1.0, t)
     ((to, answer),) = part(group, message.bytes)
@@ -102,7 +105,7 @@ def test_a_buffer_of_one_update_is_torchs_nesterov_to_the_bit() -> None:
 
 
 def order_of(P: int, seed: int, rounds: int = ROUNDS) -> list[int]:
-    """Whose update is which: each group has as many."""
+    """Return a random order of synchronizations, in which each group occurs `rounds` times."""
     order = [g for g in range(P) for _ in range(rounds)]
     random.Random(seed).shuffle(order)
     return order
@@ -132,7 +135,7 @@ class Turns:
 def in_order(
     world: Communicator, P: int, order: Sequence[int], method: Method, make: MakeOptimizer
 ) -> tuple[list[Tensor], Tensor]:
-    """This group's parameters after each step, and the server's in the end."""
+    """Return this group's parameters after each step, and the server's parameters at the end."""
     topology, net = form(world, P), model()
     optimizer = DistributedOptimizer(make(list(net.parameters())), net, topology, method)
     turns, history = Turns(topology, order), []
@@ -146,7 +149,7 @@ def in_order(
 def alone_in_order(
     P: int, K: int, order: Sequence[int], N: int, make: MakeOptimizer, c: float = 0.0
 ) -> tuple[list[list[Tensor]], Tensor]:
-    """The same in one process: by group and step, and the server's."""
+    """Return the same, computed in one process: parameters as [group][step], and the server's."""
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     server = Reference(vector(nets[0]).numpy(), N, c=c)
@@ -190,7 +193,7 @@ def test_one_group_trains_as_with_diloco(run, K: int) -> None:
 @pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_a_slow_group_does_not_hold_up_the_other(run, tmp_path: Path) -> None:
-    """It makes all its steps, of which every second synchronizes, while the slow one makes none."""
+    """The fast group makes all its steps, every second with a synchronization, while the slow one waits."""
 
     def trained(world: Communicator) -> int:
         topology = form(world, groups=2)
@@ -208,7 +211,7 @@ def test_a_slow_group_does_not_hold_up_the_other(run, tmp_path: Path) -> None:
 
 
 class Clock:
-    """A group's time, which passes in steps alone."""
+    """A group's clock, which advances only when a test sets it."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.now = seconds, 0.0
@@ -226,7 +229,11 @@ def at_speeds(
     min_steps: int = 1,
     evaluate: Sequence[int] = (),
 ) -> tuple[list[int], dict[int, float]]:
-    """After which steps this group has synchronized, and what it noted; step t takes `speeds(rank, t)` s."""
+    """Train, where step t takes `speeds(rank, t)` seconds.
+
+    Returns:
+        The steps after which this group synchronized, and its recorded number of local steps at each.
+    """
     topology, net, clock = form(world, P), model(), Clock(0.0)
     method = async_diloco(H, local_steps=DynamicLocalSteps(min_steps, clock))
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.01), net, topology, method)
@@ -239,14 +246,14 @@ def at_speeds(
             noted[t] = optimizer.metrics["local_steps"]
         if t in evaluate:
             with optimizer.averaged_model():
-                clock.now += 100.0  # for the others, and for the evaluation
+                clock.now += 100.0  # during an evaluation, which waits for the other groups
         world.barrier()
     return synced, noted
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
 def test_a_group_of_half_the_speed_takes_half_the_steps(run, P: int, K: int) -> None:
-    """Eq. 6. Whose first synchronization comes first knows only itself then."""
+    """Local steps follow eq. 6. The group that synchronizes first knows only its own speed at that time."""
     ranks = run(P * K, at_speeds, P, 8, lambda rank, t: float(1 + rank // K), 24)
     for rank, (synced, noted) in enumerate(ranks):
         fast = rank < K
@@ -256,7 +263,7 @@ def test_a_group_of_half_the_speed_takes_half_the_steps(run, P: int, K: int) -> 
 
 @pytest.mark.ranks(4)
 def test_ranks_of_a_group_take_as_many_steps(run) -> None:
-    """Their clocks differ a little; the first one's counts."""
+    """The clocks of a group's ranks differ a little; the clock of its first rank counts."""
     ranks = run(4, at_speeds, 2, 8, lambda rank, t: (1.0, 1.1, 2.0, 3.5)[rank], 24)
     assert [noted[synced[-1]] for synced, noted in ranks] == [8, 8, 4, 4]
     assert ranks[0][0] == ranks[1][0]
@@ -265,7 +272,7 @@ def test_ranks_of_a_group_take_as_many_steps(run) -> None:
 
 @pytest.mark.ranks(3)
 def test_speeds_may_change(run) -> None:
-    """The slow group is the fast one from step 13 on, and another has no round fraction of its speed."""
+    """From step 13 on the slow group is the fast one. A third group has a speed that is no round fraction."""
     seconds = [(1.0, 4.0), (4.0, 1.0), (1.7, 1.7)]
     ranks = run(3, at_speeds, 3, 6, lambda g, t: seconds[g][t > 12], 48)
     assert [noted[synced[-1]] for synced, noted in ranks] == [1, 6, 3]
@@ -280,7 +287,7 @@ def test_no_group_takes_fewer_steps_than_the_fewest(run) -> None:
 @pytest.mark.ranks(2)
 def test_time_in_which_groups_wait_for_each_other_does_not_count(run) -> None:
     ranks = run(2, at_speeds, 2, 4, lambda g, t: float(1 + g), 24, 1, (3, 7, 13, 14, 18))
-    assert all(set(noted.values()) <= {4, 2} for _, noted in ranks)  # 4 while only itself is known
+    assert all(set(noted.values()) <= {4, 2} for _, noted in ranks)  # 4 while only its own is known
     assert [noted[synced[-1]] for synced, noted in ranks] == [4, 2]
 
 
@@ -298,7 +305,10 @@ def started(
 
 @pytest.mark.ranks(2)
 def test_what_is_saved_is_of_one_moment(run) -> None:
-    """A group that has saved trains on, and its next update may come before another rank has saved."""
+    """A rank reads the server's state only while the server is at rest.
+
+    A group that has saved trains on, and its next update may arrive before another rank has saved.
+    """
 
     def train(world: Communicator) -> list[bool]:
         net, topology = model(0), form(world, groups=2)
@@ -336,7 +346,10 @@ def test_what_is_saved_is_of_one_moment(run) -> None:
 @pytest.mark.parametrize("at", [4, 6])
 @pytest.mark.parametrize("by_speed", [False, True])
 def test_it_goes_on_to_the_same_bits(run, tmp_path: Path, P: int, K: int, at: int, by_speed: bool) -> None:
-    """Between two synchronizations and after one; with the buffer of the momentum half full."""
+    """A run resumes to the same bits from a state saved between two synchronizations or after one.
+
+    The buffer of the momentum is half full then.
+    """
     last, every = 12, EVERY + 1
     order = order_of(P, 5, last // every)
     first = [order_of(P, 5, at // every), order_of(P, 6, last // every - at // every)]
@@ -375,7 +388,7 @@ def test_it_goes_on_to_the_same_bits(run, tmp_path: Path, P: int, K: int, at: in
 
 @pytest.mark.ranks(2)
 def test_the_number_of_local_steps_goes_on(run, tmp_path: Path) -> None:
-    """And what groups know of each other's speed: the fast one has not synchronized since."""
+    """Groups still know each other's speed: the fast group has not synchronized since the restart."""
 
     def both(world: Communicator) -> list[int]:
         topology = form(world, groups=2)
@@ -413,7 +426,10 @@ def test_the_number_of_local_steps_goes_on(run, tmp_path: Path) -> None:
 def test_on_another_shape_a_buffer_of_another_size_starts_anew(
     run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And that is said. θ and the momentum stay, and groups go on from the mean of where they were."""
+    """A buffer of another size starts empty, and a message says so.
+
+    θ and the momentum stay, and the groups continue from the mean of their models.
+    """
     caplog.set_level(logging.WARNING)
 
     def both(world: Communicator) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -472,7 +488,7 @@ def test_speeds_on_another_shape_start_anew_and_that_is_said(
 @pytest.mark.threads
 @pytest.mark.ranks(2)
 def test_a_group_that_dies_ends_the_job(run) -> None:
-    """The other one asks, and learns of it instead of waiting for ever."""
+    """The other group sends a request and gets an error, instead of waiting forever."""
 
     class Gone(Exception):
         pass

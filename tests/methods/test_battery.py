@@ -1,5 +1,7 @@
-"""Every method of the table × every shape × several optimizers against plain torch, and on the test device
-against the same on the host."""
+"""Tests of every method of the table, on every shape and with several optimizers, against plain torch.
+
+On the test device, they are compared with the same training on the host.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 }
 SHAPES = [(P, K) for P in (1, 2, 4) for K in (1, 2, 4)] + [(3, 2)]
 REMEMBERING = {"delayed", "osgp", "sasgd", "selsync", "sparseloco"}
-"""Each in another way. On disk all of them are restored by processes: tests/checkpoint/test_snapshot.py."""
+"""Methods that keep state, each in a different way.
+
+`tests/checkpoint/test_snapshot.py` restores all of them from disk in processes.
+"""
 ENTRIES: Mapping[str, Case | Exempt] = {**REFERENCES, **EXCEPTIONS}
 
 
@@ -50,8 +55,11 @@ def test_a_method_that_nothing_is_about_is_found() -> None:
 
 
 def with_optimizers(shapes: Sequence[tuple[int, int]], optimizers: Iterable[str] = OPTIMIZERS) -> list[Any]:
-    """Every shape with every optimizer. `make test-all` has four ranks with all of them and the other shapes
-    with the last one, but for those of eight and more ranks that are not mostly groups."""
+    """Return every shape with every optimizer.
+
+    `make test-all` runs the shapes of four ranks with every optimizer. It runs the others with the last one
+    only, and leaves out those of more than eight ranks, and of eight ranks with P ≤ K.
+    """
     *_, last = optimizers
 
     def often(P: int, K: int, name: str) -> bool:
@@ -65,7 +73,7 @@ def with_optimizers(shapes: Sequence[tuple[int, int]], optimizers: Iterable[str]
 
 
 def methods_and_optimizers(shapes: Sequence[tuple[int, int]]) -> list[Any]:
-    """Every method that has a reference, with what it goes with."""
+    """Return every method that has a reference, with its shapes and optimizers."""
     return [
         pytest.param(label, *setting.values, marks=setting.marks)
         for label, case in REFERENCES.items()
@@ -94,8 +102,11 @@ def test_equals_plain_torch(run, method: str, P: int, K: int, optimizer: str) ->
     [label for label in REFERENCES if not label.startswith("sparseloco") and "in few bits" not in label],
 )
 def test_so_where_no_chunk_cuts_a_tensor(run, method: str) -> None:
-    """As for Muon: padding is wherever tensors leave a chunk unfilled, and nobody may notice. Wires of few
-    bits and selections do: which elements share a scale, or compete, goes by the chunks."""
+    """Shards that contain only whole tensors, as with Muon, change no result.
+
+    The padding where tensors leave a shard unfilled has no effect. Quantizers of few bits and selections are
+    left out: the shards decide which elements share a scale or compete with each other.
+    """
     case = REFERENCES[method]
     make = OPTIMIZERS["SGD" if case.plain_sgd else "momentum"]
 
@@ -164,9 +175,9 @@ def test_buckets_and_overlap_change_nothing(run, P: int, K: int, options: dict[s
     methods_and_optimizers([(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2)]),
 )
 def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer: str) -> None:
-    """Saved after 4 steps and loaded into a new model and optimizer, training goes on to the same bits.
+    """A state saved after 4 steps and loaded into a new model and optimizer leads to the same bits.
 
-    Where updates are added up as they come, to rounding.
+    Methods that add updates in the order of arrival are compared up to rounding.
     """
     case, make = REFERENCES[method], OPTIMIZERS[optimizer]
 
@@ -203,11 +214,11 @@ def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer
 
 
 QUICK = ("hierarchical",)
-"""Whose streams are slowed one by one in `make test-all`."""
+"""The methods whose streams `make test-all` slows one by one."""
 
 
 def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: tuple[int, int]) -> list[Any]:
-    """Entries × shapes × placings; all but one of each entry are for `make test-long`."""
+    """Return entries × shapes × placings; all but one of each entry are for `make test-long`."""
     placings, made = list(PLACINGS), []
     for i, label in enumerate(labels):
         for P, K in shapes:

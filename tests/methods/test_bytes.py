@@ -1,4 +1,4 @@
-"""Bytes as recorded equal the formulas of the hierarchical local SGD paper (eqs. 5 to 8), exactly."""
+"""The recorded bytes equal the formulas of the hierarchical local SGD paper (eqs. 5 to 8) exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ M = 16 * 24
 def recorded(
     world: Communicator, P: int, method: Method, momentum: float = 0.9, lr: float = 0.1
 ) -> dict[str, float]:
-    """Bytes by phase of STEPS steps, set-up left out."""
+    """Return the bytes of STEPS steps by phase, without those of the setup."""
     topology = form(world, groups=P)
     net = nn.Linear(24, 16, bias=False)
     inner = optim.SGD(net.parameters(), lr=lr, momentum=momentum)
@@ -40,17 +40,17 @@ def recorded(
 
 
 def T0(K: int, M: int = M) -> Fraction:
-    """Of a step, all-to-all (eq. 6); the allgather T2 (eq. 8) is as much."""
+    """Return the bytes of a step with all-to-all (eq. 6); the allgather T2 (eq. 8) takes as many."""
     return Fraction(M * (K - 1), K) * WIDTH
 
 
 def T1(P: int, K: int, M: int = M) -> Fraction:
-    """Of a meeting (eq. 7)."""
+    """Return the bytes of a synchronization (eq. 7)."""
     return 2 * Fraction(M, K) * Fraction(P - 1, P) * WIDTH
 
 
 def allreduce(p: int, M: int = M) -> Fraction:
-    """Rabenseifner's (eq. 4)."""
+    """Return the bytes of Rabenseifner's allreduce (eq. 4)."""
     return 2 * Fraction(p - 1, p) * M * WIDTH
 
 
@@ -89,7 +89,7 @@ MEETING_AS_MUCH: dict[str, Callable[[], Method]] = {
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("method", MEETING_AS_MUCH)
 def test_others_that_meet_so_often(run, P: int, K: int, method: str) -> None:
-    """Half the models, sums of gradients, an outer optimizer: the same elements travel."""
+    """Averages of models, sums of gradients and outer optimizers send the same number of elements."""
     expected = run(P * K, recorded, P, hierarchical(EVERY), 0.0)
     counted = run(P * K, lambda world: recorded(world, P, MEETING_AS_MUCH[method](), 0.0))
     assert counted == expected
@@ -98,7 +98,7 @@ def test_others_that_meet_so_often(run, P: int, K: int, method: str) -> None:
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_adacomm(run, P: int, K: int) -> None:
-    """Meetings after steps 2 and 3 and so on, where the loss stays; two numbers over all ranks at each."""
+    """With a constant loss groups synchronize after steps 2, 3, …, and reduce two numbers each time."""
     meetings = STEPS - 1 if P > 1 else 0
     expected = without_zeros(
         grad_reduce=STEPS * T0(K),
@@ -131,7 +131,7 @@ def test_the_papers_baseline(run, P: int, K: int) -> None:
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_bsp(run, P: int, K: int) -> None:
-    """In two levels the slow links between groups carry M/K a rank."""
+    """In two levels each rank sends M/K over the slow links between groups."""
     expected = without_zeros(grad_reduce=STEPS * (T0(K) + T1(P, K)), param_gather=STEPS * T0(K))
     for counted in run(P * K, recorded, P, bsp()):
         assert counted == expected
@@ -139,7 +139,7 @@ def test_bsp(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (4, 2)])
 def test_averaged_moments_are_counted_apart(run, P: int, K: int) -> None:
-    """And 16 bytes, to know that all join the same."""
+    """They have a phase of their own, and 16 bytes more check that all ranks average the same state."""
     meetings = STEPS // EVERY
     for counted in run(P * K, recorded, P, hierarchical(EVERY, optimizer_state=AverageState)):
         assert counted["model_average"] == float(meetings * T1(P, K))
@@ -148,12 +148,12 @@ def test_averaged_moments_are_counted_apart(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 4)])
 def test_padding_adds_itself_and_no_more(run, P: int, K: int) -> None:
-    """21 elements travel as 24 among 4 positions: chunks are ⌈M/K⌉."""
+    """21 elements are sent as 24 among 4 shards: a shard has ⌈M/K⌉ elements."""
 
     def padded(world: Communicator) -> dict[str, float]:
         topology = form(world, groups=P)
-        net = nn.Linear(7, 3)  # 24 elements in all, 3 of them biases, in one bucket: no padding
-        odd = nn.Linear(6, 3)  # 21 elements: 3 of padding
+        net = nn.Linear(7, 3)  # 24 elements in total, 3 of them biases, in one bucket without padding
+        odd = nn.Linear(6, 3)  # 21 elements, with 3 of padding
         counts = []
         for model in (net, odd):
             optimizer = hpcsgd.DistributedOptimizer(

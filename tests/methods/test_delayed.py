@@ -1,4 +1,4 @@
-"""Meetings whose result is taken in some steps after they began."""
+"""Tests of synchronizations whose result is applied some steps after they begin."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ OF_CHUNKS: dict[str, Callable[[], Method]] = {
 @pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("method", MADE)
 def test_what_was_learned_meanwhile_stays(run, method: str, d: int, P: int, K: int) -> None:
-    """With d = I each meeting begins in the step in which the one before arrives, after that."""
+    """With d = I each synchronization begins in the step in which the one before is applied, after that."""
     make, (new, outer) = OPTIMIZERS["momentum"], MADE[method]
     ranks = run(P * K, lambda w: distributed(w, P, delayed(new(), d), make, STEPS, bucket_cap_mb=1e-4))
     same(ranks, alone(P, K, make, STEPS, in_turn(EVERY, 1, d, carried, outer)), K)
 
 
 class OnCopies:
-    """`inner`, which is given copies of the chunks and a job apart."""
+    """An averager that runs `inner` on copies of the shards, with communicators on their own thread."""
 
     traits = Traits(All())
 
@@ -122,7 +122,7 @@ def test_without_delay_it_is_the_method_itself() -> None:
 def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
     run, new: Callable[[], Method], P: int, K: int
 ) -> None:
-    """And D is how far they are from it, whatever is under way, which goes on."""
+    """The distance D is that of the groups from this mean; a pending synchronization continues."""
 
     def evaluated(world: Communicator) -> tuple[Tensor, Tensor, float, list[Any]]:
         optimizer, _, now = trained(world, new(), EVERY + 1, P)
@@ -139,12 +139,12 @@ def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
     for _, inside, noted, due in found:
         np.testing.assert_allclose(inside.numpy(), mean, rtol=0, atol=1e-12)
         assert noted == pytest.approx(D, rel=1e-12)
-        assert due in (EVERY + 2, [EVERY + 2, None])  # it is under way
+        assert due in (EVERY + 2, [EVERY + 2, None])  # a synchronization is pending
 
 
 @pytest.mark.ranks(4)
 def test_with_a_sparse_gradient_reduction(run) -> None:
-    """Each position updates all of w: what arrives are chunks, and the group gathers them."""
+    """Each rank updates the whole model; a result consists of shards, which the group gathers."""
     new = lambda: delayed(hierarchical(EVERY, Sparse(Deft(0.2))), 2)  # noqa: E731
     expected = sparsified(2, 2, deft(0.2), OPTIMIZERS["SGD"], STEPS, in_turn(EVERY, 1, 2, carried))
     same(run(4, lambda world: distributed(world, 2, new(), OPTIMIZERS["SGD"], STEPS)), expected, 2)
@@ -157,7 +157,7 @@ def distributed_by(world: Communicator, P: int, new: Callable[[], Method]) -> li
 def trained(
     world: Communicator, method: Method, steps: int, P: int = 2
 ) -> tuple[hpcsgd.DistributedOptimizer, list[dict[str, float]], Callable[[], Tensor]]:
-    """After so many steps; what was noted in each; the parameters."""
+    """Return the steps made, what was recorded in each, and the parameters."""
     topology, net = form(world, P), model()
     inner = optim.SGD(net.parameters(), lr=0.1)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
@@ -197,7 +197,7 @@ def test_meeting_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
 
     found = run(P * K, ends)
     for mean, w in found:
-        torch.testing.assert_close(w, mean, rtol=0, atol=1e-12)  # carrying moves no mean
+        torch.testing.assert_close(w, mean, rtol=0, atol=1e-12)  # the mean stays
         torch.testing.assert_close(w, found[0][1], rtol=0, atol=0)
 
 
@@ -212,7 +212,7 @@ def test_a_switch_takes_in_what_is_under_way(run) -> None:
 
 
 class Held:
-    """A mean that does not begin before it may."""
+    """A mean that begins only when the test allows it."""
 
     traits = Traits(All(), vectors_only=True)
 
@@ -226,7 +226,7 @@ class Held:
 
 @pytest.mark.ranks(4)
 def test_gradients_do_not_wait_for_a_meeting(run) -> None:
-    """Two steps are made, their gradients reduced, before it begins; what meets is w_t all the same."""
+    """Two steps reduce their gradients before the synchronization begins; it still averages w_t."""
 
     def trained_meanwhile(world: Communicator) -> list[Tensor]:
         may = threading.Event()
@@ -244,7 +244,7 @@ def test_gradients_do_not_wait_for_a_meeting(run) -> None:
 
 
 class Broken:
-    """It fails on one rank, at its second meeting."""
+    """An averager that fails on one rank, at its second synchronization."""
 
     traits = Traits(All(), vectors_only=True)
 
@@ -276,7 +276,7 @@ def test_a_fault_in_a_meeting_under_way_ends_all(world_size: int) -> None:
 
 def test_a_rank_that_dies_while_a_meeting_is_under_way_ends_all() -> None:
     reached = []
-    stepped = threading.Barrier(4)  # its own: one of the transport may be broken while somebody leaves it
+    stepped = threading.Barrier(4)  # the communicator's own may break while a rank leaves it
 
     def train(world: Communicator) -> None:
         optimizer, *_ = trained(world, delayed(hierarchical(2), 2), 3)

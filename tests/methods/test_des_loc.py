@@ -1,4 +1,4 @@
-"""DES-LOC: moments that meet at intervals of their own."""
+"""Tests of DES-LOC: optimizer state that is averaged at intervals of its own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def amsgrad(params: Any) -> optim.Optimizer:
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_moments_by_name(run, P: int, K: int) -> None:
-    """One of another interval than its kind; max_exp_avg_sq is a second moment, too."""
+    """One entry has another interval than its kind; max_exp_avg_sq is a second moment, too."""
     new = lambda: des_loc(4, 3, 2, optimizer_state={"exp_avg_sq": 5})  # noqa: E731
     ranks = run(P * K, lambda world: distributed(world, P, new(), amsgrad, STEPS))
     periods = {"exp_avg": 3, "exp_avg_sq": 5, "max_exp_avg_sq": 2}
@@ -65,7 +65,7 @@ def test_moments_by_name(run, P: int, K: int) -> None:
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("name", ["momentum", "Adam", "NAdam"])
 def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str, P: int, K: int) -> None:
-    """To the bit, counts of steps included, which groups that use unlike parts of a model do not share."""
+    """The bits are equal, including the step counts, which groups that use different parts do not share."""
 
     def ends(world: Communicator, method: Method) -> list[Tensor]:
         net, topology = Two(), form(world, groups=P)
@@ -86,7 +86,7 @@ def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str,
 def counted(
     world: Communicator, P: int, method: Method, make: MakeOptimizer, net: torch.nn.Module
 ) -> list[Any]:
-    """Bytes of each step by phase."""
+    """Return the bytes of each step by phase."""
     topology, found = form(world, P), []
     optimizer = hpcsgd.DistributedOptimizer(
         make(list(net.parameters())), net, topology, method, bucket_cap_mb=2e-4
@@ -100,7 +100,7 @@ def counted(
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K: int) -> None:
-    """K_x = 4, K_u = 3, K_v = 6; parameters are gathered in the group as after any step."""
+    """K_x = 4, K_u = 3, K_v = 6. Parameters are gathered inside the group as after any other step."""
     for steps in run(P * K, lambda world: counted(world, P, des_loc(4, 3, 6), OPTIMIZERS["AdamW"], model())):
         plain = steps[0].get("param_gather", 0.0)
         for t, sent_then in enumerate(steps, 1):
@@ -115,7 +115,7 @@ def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K
 
 @pytest.mark.ranks(2)
 def test_counts_come_along_with_moments_alone(run) -> None:
-    """RMSprop has no first moment: when one would be due, counts of steps are not."""
+    """RMSprop has no first moment: in a step where only that would be due, step counts are not sent."""
     make: MakeOptimizer = lambda params: optim.RMSprop(params, lr=0.01)  # noqa: E731
     for steps in run(
         2, lambda world: counted(world, 2, des_loc(4, first_every=2, second_every=3), make, model())
@@ -125,7 +125,7 @@ def test_counts_come_along_with_moments_alone(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_an_optimizer_of_whole_tensors(run) -> None:
-    """Its moments are whole on every position: where they meet alone nothing has to be gathered."""
+    """Each rank has whole state tensors: if they are averaged alone, nothing has to be gathered."""
     make: MakeOptimizer = lambda params: Rows(params, lr=0.1)  # noqa: E731
     new = lambda: des_loc(4, optimizer_state={"sums": 3})  # noqa: E731
     ranks = run(4, lambda world: distributed(world, 2, new(), make, STEPS))
@@ -142,7 +142,10 @@ def test_an_optimizer_of_whole_tensors(run) -> None:
 def test_bytes_are_as_foretold(
     run, periods: tuple[int, int, int], make_model: Callable[[], torch.nn.Module], P: int, K: int
 ) -> None:
-    """Of unlike intervals, over a whole number of each; counts of steps come with either moment."""
+    """The predicted bytes hold for different intervals, over a whole number of each.
+
+    Step counts are sent with either moment.
+    """
     ranks = run(P * K, lambda world: counted(world, P, des_loc(*periods), OPTIMIZERS["AdamW"], make_model()))
     net = make_model()
     m = ModelLayout.of(
@@ -179,7 +182,7 @@ def test_the_share_of_steps_in_which_any_is_due() -> None:
     ],
 )
 def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], message: str) -> None:
-    """In the first step, on all ranks, and not when they would meet."""
+    """All ranks raise the error in the first step, not only when the state would be averaged."""
 
     def told(world: Communicator) -> str:
         with pytest.raises(UserError) as caught:
@@ -191,7 +194,7 @@ def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], mes
 
 @pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch has no Muon yet")
 def test_a_position_may_own_nothing_of_a_kind(caplog: pytest.LogCaptureFixture) -> None:
-    """One hidden matrix for two positions: the other one has no momentum, and the optimizer has it."""
+    """With one hidden matrix for two ranks, one rank has no momentum, although the optimizer keeps it."""
     caplog.set_level(logging.WARNING)
 
     def train(world: Communicator) -> None:

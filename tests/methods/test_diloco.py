@@ -1,4 +1,4 @@
-"""DiLoCo: an outer optimizer around any averager."""
+"""Tests of DiLoCo: an outer optimizer around any averager."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
 
 
 def gossiping(world: Communicator, P: int, weight: float, outer: Any) -> list[Tensor]:
-    """Push-sum, whose first group has another weight than the others."""
+    """Train with push-sum, where the first group has a different weight from the others."""
     push_sum = PushSum(Exponential())
     push_sum.weight = weight if world.rank * P < world.size else 1.0
     how = push_sum if outer is None else OuterOptimizer(push_sum, outer, lambda _: None)
@@ -95,7 +95,7 @@ def gossiping(world: Communicator, P: int, weight: float, outer: Any) -> list[Te
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 def test_a_whole_step_around_gossip_is_gossip(run, P: int, K: int, weight: float) -> None:
-    """Where groups are apart each goes on from its own θ; what counts is z, and not x."""
+    """Where groups have different models each continues from its own θ; the outer step uses z, not x."""
     plain = run(P * K, gossiping, P, weight, None)
     wrapped = run(P * K, gossiping, P, weight, lambda params: optim.SGD(params, lr=1.0))
     same(wrapped, list(zip(*plain[::K], strict=True)), K)
@@ -103,7 +103,7 @@ def test_a_whole_step_around_gossip_is_gossip(run, P: int, K: int, weight: float
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (2, 2)])
 def test_the_first_step_is_from_the_start(run, P: int, K: int) -> None:
-    """Whatever the averager does to the model before the update."""
+    """The averager's changes to the model before the update make no difference."""
     plain = run(P * K, gossiping, P, 3.0, None)
     half = run(P * K, gossiping, P, 3.0, lambda params: optim.SGD(params, lr=0.5))
     for mine, theirs in zip(half, plain, strict=True):
@@ -112,7 +112,7 @@ def test_the_first_step_is_from_the_start(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
 def test_two_groups_that_gossip_agree(run, P: int, K: int) -> None:
-    """So with Nesterov outside it is DiLoCo with a meeting in every step."""
+    """With an outer Nesterov step it is DiLoCo that synchronizes in every step."""
     same(run(P * K, gossiping, P, 1.0, NESTEROV), alone(P, K, SGD, STEPS, with_outer(1, NESTEROV)), K)
 
 
@@ -131,7 +131,7 @@ def test_outer_around_the_mean_of_some(run) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("moments", [AverageState, ResetState])
 def test_moments_go_around_the_outer_step(run, moments: Any) -> None:
-    """With a whole outer step they are as in local SGD."""
+    """With an outer step of one, the optimizer state is treated as in local SGD."""
     outer = lambda params: optim.SGD(params, lr=1.0)  # noqa: E731
     make = OPTIMIZERS["AdamW"]
     ranks = run(2, lambda w: distributed(w, 2, diloco(EVERY, outer, optimizer_state=moments), make, STEPS))
@@ -153,8 +153,10 @@ STILL: dict[str, Callable[[], Method]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("method", STILL)
 def test_rounding_to_16_bits_is_no_movement(run, method: str, dtype: torch.dtype) -> None:
-    """Groups that move by an ulp of bfloat16 in each of 9 rounds, and not after that: θ comes as far as in
-    float32, and stays."""
+    """Groups move by an ulp of bfloat16 in each of 9 rounds, and then no more.
+
+    θ moves as far as in float32, and stays there.
+    """
     ulp = 2.0**-7
 
     def ends(world: Communicator) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""FedAvg, post-local SGD, and what all of the local SGD family have to do; see the battery, too."""
+"""Tests of FedAvg, post-local SGD and properties of the whole local SGD family; see also the battery."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SGD = OPTIMIZERS["SGD"]
 
 @pytest.mark.parametrize(("x", "S", "LSSR"), [(4, 195, 0.979), (8, 195, 0.959), (1, 1, 0.0), (3, 7, 4 / 7)])
 def test_meetings_are_uniform_and_known_in_advance(x: int, S: int, LSSR: float) -> None:
-    """0.979 and 0.959 are what SelSync's table I has for E = 0.25 and 0.125."""
+    """0.979 and 0.959 are the values of SelSync's table I for E = 0.25 and 0.125."""
     when = PerEpoch(x, S)
     meetings = [t for t in range(1, 5 * S + 1) if when(SimpleNamespace(t=t))]  # type: ignore[arg-type]
     for epoch in range(5):
@@ -75,7 +75,7 @@ def test_meetings_are_uniform_and_known_in_advance(x: int, S: int, LSSR: float) 
 
 @pytest.mark.parametrize(("C", "P", "count"), [(1.0, 8, 8), (0.5, 5, 3), (0.1, 4, 1), (0.55, 100, 55)])
 def test_who_is_drawn(C: float, P: int, count: int) -> None:
-    """⌈C·P⌉ groups; alike on all ranks, others at each meeting and with each seed, everybody at times."""
+    """All ranks draw the same ⌈C·P⌉ groups, which depend on step and seed; every group is drawn at times."""
     draws = [MeanOfSome(C, seed=1).drawn(t, P) for t in range(200)]
     assert all(len(set(drawn)) == len(drawn) == count for drawn in draws)
     assert draws == [MeanOfSome(C, seed=1).drawn(t, P) for t in range(200)]
@@ -92,7 +92,7 @@ def test_who_is_drawn(C: float, P: int, count: int) -> None:
     [(2, 1, 0.5), (2, 2, 0.5), (4, 1, 0.6), (4, 2, 0.25), (3, 1, 0.5), (3, 2, 0.5), (5, 1, 0.3), (5, 2, 0.5)],
 )
 def test_all_take_the_mean_of_those_drawn(run, P: int, K: int, C: float, optimizer: str) -> None:
-    """⌈C·P⌉ of them, fewer than all, at every meeting others; each group goes on with its own moments."""
+    """At every synchronization others are drawn; each group keeps its own optimizer state."""
     make, seed = OPTIMIZERS[optimizer], 3
     method = lambda: fedavg(C, per_epoch=4, steps_per_epoch=STEPS, seed=seed)  # noqa: E731
     ranks = run(P * K, lambda world: distributed(world, P, method(), make, STEPS))
@@ -102,7 +102,7 @@ def test_all_take_the_mean_of_those_drawn(run, P: int, K: int, C: float, optimiz
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_all_leave_a_meeting_alike(run, P: int, K: int) -> None:
-    """Apart before a meeting, bit for bit together after it; and the seed decides where to."""
+    """Groups differ before a synchronization and have the same bits after it, which depend on the seed."""
 
     def models(world: Communicator, seed: int) -> list[Tensor]:
         method = fedavg(0.5, per_epoch=2, steps_per_epoch=STEPS, seed=seed)
@@ -164,10 +164,10 @@ FAMILY: dict[str, Callable[[], Method]] = {
 @pytest.mark.parametrize(("P", "K"), some(SHAPES, {(2, 2)}))
 @pytest.mark.parametrize("method", FAMILY)
 def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
-    """Saved after each number of steps: whatever a wrapped part remembers is in the state, too."""
+    """A run resumes to the same bits from every step: the state of wrapped parts is saved, too."""
 
     def ends(world: Communicator) -> list[Tensor]:
-        """Of a training that is left alone, of one that is saved all the time, and of those resumed."""
+        """Return results of a run without saving, of one that saves in every step, and of resumed runs."""
         topology = form(world, groups=P)
 
         def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
@@ -188,7 +188,7 @@ def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
 
         found = [trained(save=False), trained(save=True)]
         for saved_at, (weights, state) in enumerate(saved[1:], 1):
-            for last in (saved_at + 1, STEPS):  # twice: the state must not notice a step
+            for last in (saved_at + 1, STEPS):  # twice: saving must not change anything
                 net, optimizer = new()
                 set_vector_in_place(net, weights)
                 optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""SGP and D-PSGD against the same training written down with mixing matrices."""
+"""SGP and D-PSGD are compared with the same training written with mixing matrices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_equals_the_mixing_matrix(run, method: str, P: int, K: int, optimizer: s
     ("P", "K", "optimizer"), with_optimizers([(2, 1), (4, 1), (2, 2), (4, 2)], ["SGD", "momentum"])
 )
 def test_on_the_complete_graph_it_is_bsp(run, P: int, K: int, optimizer: str) -> None:
-    """By linearity, for any update that is linear in the gradients."""
+    """By linearity this holds for any update that is linear in the gradients."""
     make = OPTIMIZERS[optimizer]
     ours = run(P * K, lambda world: distributed(world, P, sgp(graph=Complete()), make, STEPS))
     theirs = run(P * K, lambda world: distributed(world, P, bsp(), make, STEPS))
@@ -67,9 +67,10 @@ def test_on_the_complete_graph_it_is_bsp(run, P: int, K: int, optimizer: str) ->
 def unequal_start(
     world: Communicator, P: int, graph: Graph, steps: int
 ) -> tuple[Tensor, Tensor, float, float]:
-    """Parameters and weights of their own on every group, and then steps at the rate 0.
+    """Make steps at learning rate 0, from different parameters and push-sum weights in every group.
 
-    Returns what z should come to, z, Σ w, and how far Σ x moved.
+    Returns:
+        The expected z, the z found, Σ w, and how far Σ x moved.
     """
     topology = form(world, groups=P)
     net = model().requires_grad_()
@@ -125,7 +126,7 @@ def test_exactly_after_log2_P_steps(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K", "steps"), [(3, 1, 1), (3, 2, 1), (6, 1, 2), (9, 1, 2)])
 def test_two_peers_have_the_mean_after_log3_P_steps(run, P: int, K: int, steps: int) -> None:
-    """Of unequal weights, too: groups that gave more count more."""
+    """The mean is weighted: groups with a larger push-sum weight count more."""
     how = sgp(peers=2).averager
     assert isinstance(how, PushSum)
     for expected, z, _, _ in run(P * K, lambda world: unequal_start(world, P, how.graph, steps)):
@@ -142,7 +143,7 @@ def test_on_time_it_is_the_same_bits(run, P: int, K: int) -> None:
 
 
 def slow_start(world: Communicator, staleness: int, folder: Path) -> int:
-    """How many steps the other rank makes while the last one waits before its second."""
+    """Return how many steps the other rank makes while the last one waits before its second step."""
     topology = form(world, groups=world.size)
     net = model()
     optimizer = hpcsgd.DistributedOptimizer(
@@ -159,7 +160,7 @@ def slow_start(world: Communicator, staleness: int, folder: Path) -> int:
 def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(
     run, tmp_path: Path, staleness: int
 ) -> None:
-    """Each of two groups has sent one round ahead, so that the other may go so many rounds further."""
+    """Each of the two groups has sent as many rounds ahead, so the other may continue for as many rounds."""
     assert run(2, slow_start, staleness, tmp_path)[1] == staleness
 
 
@@ -167,7 +168,7 @@ def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(
     ("P", "K", "peers"), [(2, 1, 1), (4, 2, 1), (2, 1, 2), (4, 1, 2), (4, 2, 2), (9, 1, 2)]
 )
 def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
-    """A chunk and a weight to every peer, of whom there are P − 1."""
+    """A rank sends a shard and a weight to every neighbor, of which there are at most P − 1."""
 
     def recorded(world: Communicator) -> tuple[float, int]:
         topology = form(world, groups=P)
@@ -186,7 +187,7 @@ def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (2, 4)])
 def test_optimizers_that_look_at_whole_tensors(run, P: int, K: int) -> None:
-    """Their steps depend on the norm of x_i: the weight has to reach all of it, not the own chunk alone."""
+    """Their steps depend on the norm of x_i, so the weight has to apply to all of it, not just one shard."""
 
     def trained(world: Communicator, each: int) -> list[Tensor]:
         topology = form(world, groups=P)

@@ -1,4 +1,4 @@
-"""A group whose data are noise from some step on: with a guard the others train on as without that group."""
+"""Guards against a group whose data are noise from some step on: the others train as if it was not there."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ P, NOISY = 4, 1
 EVERY, NOISE_FROM, STEPS = 4, 200, 600
 BATCH, TESTED = 32, 500
 LAST = 10
-"""Synchronizations over which losses are averaged."""
+"""The number of last synchronizations over which losses are averaged."""
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """In an order that does not depend on the writers."""
+    """Return the digits in an order that does not depend on who wrote them."""
     data, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     return torch.tensor(data / 16, dtype=torch.float32)[order], torch.tensor(labels)[order]
@@ -42,7 +42,10 @@ def network() -> nn.Module:
 def final_loss(
     world: Communicator, x: Tensor, y: Tensor, new: Callable[[], Method], noisy: int | None
 ) -> float:
-    """After the last synchronizations. The group `noisy` sees random pixels with random labels."""
+    """Return the loss after the last synchronizations.
+
+    The group `noisy` sees random pixels with random labels.
+    """
     group = world.rank if world.size == P else world.rank + (world.rank >= NOISY)
     generator = torch.Generator().manual_seed(group)
     net, losses = network(), list[float]()
@@ -76,7 +79,10 @@ MAKERS: dict[str, Callable[[Guard], Method]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_noise_in_one_group_costs_the_others_less_than_a_percent(name: str) -> None:
-    """Against the other groups alone; with the plain mean they lose several times as much as they had."""
+    """The loss is compared with that of the other groups alone.
+
+    With the plain mean it would be several times as large.
+    """
 
     def loss(groups: int, guard: Guard, noisy: int | None) -> float:
         return threads.run(groups, final_loss, x, y, lambda: MAKERS[name](guard), noisy)[0]

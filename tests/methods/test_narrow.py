@@ -1,4 +1,4 @@
-"""Parameters of 16 bits: every method beside its float32 run, sums that overflow, less than an ulp."""
+"""Parameters of 16 bits: every method follows its float32 run, sums do not overflow, small changes count."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ from references import batch, loss, model, vector
 STEPS = 7
 NARROW = [torch.bfloat16, torch.float16]
 ULPS = 4
-"""Of the largest parameter: how far 7 steps, of some roundings each, may lead from the float32 run; 2.4 was
-the most. Groups that never met were 14 (bfloat16) and 111 away from those that did."""
+"""The largest allowed difference from the float32 run, in ulps of the largest parameter.
+
+In 7 steps, of several roundings each, the largest difference found was 2.4. Groups that never synchronize
+differ by 14 (bfloat16) and 111 from those that do.
+"""
 MORE: dict[str, Callable[[], Method]] = {
     "selsync always": lambda: selsync(0.0),
     "selsync by gradients, always": lambda: selsync(0.0, gradients),
@@ -52,9 +55,9 @@ PLAIN_SGD = {label for label, case in REFERENCES.items() if case.plain_sgd}
 DECIDING = {label for label, case in REFERENCES.items() if case.method == "sparseloco"} | {
     "hierarchical in few bits"
 }
-"""Where a rounding may decide which elements a meeting sends at all, or which level of a wire they become."""
+"""Methods where a rounding may change which elements are sent, or to which level they are quantized."""
 SENDING = {"bsp", "diloco", "hierarchical", "hierarchical with DEFT", "hierarchical in few bits", "sgp"}
-"""By all operations that there are for 16 bits."""
+"""Methods that together use all operations that exist for 16 bits."""
 OFTEN = {torch.bfloat16: [(3, 1), (2, 2)], torch.float16: [(3, 1)]}
 """The shapes of `make test-all`."""
 FORMS = {label: case.form for label, case in REFERENCES.items()}
@@ -68,7 +71,7 @@ def trained(
     dtype: torch.dtype,
     master: torch.dtype | None = None,
 ) -> Tensor:
-    """Parameters after some steps, from the same start whatever the dtype."""
+    """Return the parameters after some steps, from the same initial values for every dtype."""
     net = model(dtype=torch.float32).to(narrow).to(dtype)
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.0 if method in PLAIN_SGD else 0.9)
     topology = FORMS.get(method, form)(world, P)
@@ -105,7 +108,7 @@ def test_follows_the_float32_run(run, method: str, P: int, K: int, narrow: torch
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", ALL)
 def test_with_masters_as_well(method: str, P: int, K: int) -> None:
-    """Whatever a method does to the parameters, the masters come along; what is left travels narrow."""
+    """The master weights follow whatever a method does to the parameters; what is sent has 16 bits."""
     narrow = torch.bfloat16
     found = threads.run(P * K, trained, P, method, narrow, narrow, torch.float32)
     wide = threads.run(P * K, trained, P, method, narrow, torch.float32)
@@ -122,7 +125,7 @@ LARGE = 30000.0
 @pytest.mark.parametrize("grad_reduce", [AllToAll(), ReduceScatter(), AllReduce()])
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1)])
 def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, grad_reduce: Any) -> None:
-    """In the group and across groups, of gradients and of models."""
+    """This holds inside the group and across groups, for gradients and for models."""
 
     def means(world: Communicator) -> list[float]:
         topology = form(world, groups=P)
@@ -158,7 +161,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, grad_
 )
 @pytest.mark.parametrize("narrow", NARROW)
 def test_meeting_equals_changes_nothing(run, make: Callable[[], Method], P: int, narrow: Any) -> None:
-    """A third of a number, thrice, is the number: models that agree do not drift."""
+    """Three times a third of a number is the number again: equal models do not drift."""
 
     def drifted(world: Communicator) -> bool:
         net = model(dtype=torch.float32).to(narrow)
@@ -177,7 +180,7 @@ def test_meeting_equals_changes_nothing(run, make: Callable[[], Method], P: int,
 @pytest.mark.parametrize("make", [lambda: ssp(0), async_sgd])
 @pytest.mark.parametrize("P", [2, 4])
 def test_a_server_loses_nothing_that_is_less_than_an_ulp(run, make: Callable[[], Method], P: int) -> None:
-    """Each of P groups moves its bfloat16 by an ulp of 2, and so the server by 2/P; the mean of all is 2."""
+    """Each of P groups moves its bfloat16 by an ulp of 2, and thus the server by 2/P; the total is 2."""
 
     def moved(world: Communicator) -> float:
         net = nn.Linear(1, 1, bias=False).bfloat16()
@@ -195,7 +198,7 @@ def test_a_server_loses_nothing_that_is_less_than_an_ulp(run, make: Callable[[],
 
 
 def test_a_partner_keeps_halves_of_an_ulp() -> None:
-    """AD-PSGD averages again and again: x goes on in float32."""
+    """AD-PSGD averages repeatedly, so it keeps x in float32."""
 
     def kept(world: Communicator) -> torch.dtype:
         net = nn.Linear(2, 1).bfloat16()
@@ -209,7 +212,7 @@ def test_a_partner_keeps_halves_of_an_ulp() -> None:
 
 
 def test_groups_sum_in_float32() -> None:
-    """What goes around a ring is wider than the model: its sums would overflow."""
+    """A ring reduction uses a wider dtype than the model's, in which sums would overflow."""
     rings = Rings(0, "127.0.0.1", "token", 10.0)
     try:
         w = torch.full((3,), LARGE, dtype=torch.float16)

@@ -1,4 +1,4 @@
-"""NoLoCo: outer steps in pairs."""
+"""Tests of NoLoCo: outer steps in pairs of groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERY, STEPS = 2, 13
 @pytest.mark.parametrize(("P", "K"), [(2, 3), (3, 1), (3, 2), (5, 1), (6, 1)])
 @pytest.mark.parametrize(("alpha", "beta", "gamma"), [(0.5, 0.7, 0.75), (0.0, 1.0, 1.9), (0.8, 0.3, 0.05)])
 def test_equals_its_equations(run, P: int, K: int, alpha: float, beta: float, gamma: float) -> None:
-    """So many meetings that everybody has been alone; chunks that do not divide M."""
+    """In so many synchronizations every group is left out once; M is not divisible into equal shards."""
     make = OPTIMIZERS["AdamW"]
 
     def models(world: Communicator) -> list[Tensor]:
@@ -60,7 +60,7 @@ def test_partners_follow_from_seed_and_step() -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1), (3, 2), (4, 1)])
 def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
-    """And the number of the parcel; between meetings nothing."""
+    """A rank sends a shard and one number at a synchronization, and nothing to other groups between them."""
 
     def sent(world: Communicator) -> list[float]:
         topology, net = form(world, P), nn.Linear(24, 16, bias=False)
@@ -86,7 +86,7 @@ def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_two_groups_with_gamma_one_and_no_momentum_take_the_mean(run) -> None:
-    """φ_i is where the pair is on the mean, and θ the whole way from there: local SGD."""
+    """φ_i moves to the mean of the pair, and θ moves all the way there: this is local SGD."""
     method = lambda: noloco(EVERY, alpha=0.0, beta=1.0, gamma=1.0)  # noqa: E731
     plain = lambda: hpcsgd.hierarchical(EVERY)  # noqa: E731
     make = OPTIMIZERS["momentum"]
@@ -95,7 +95,7 @@ def test_two_groups_with_gamma_one_and_no_momentum_take_the_mean(run) -> None:
 
 
 def all_pairings(groups: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    """Every way to have them in twos; one is alone where they are odd."""
+    """Yield every way to form pairs of groups; if their number is odd, one group is alone."""
     if len(groups) % 2:
         for i, g in enumerate(groups):
             yield from ([(g,), *rest] for rest in all_pairings(groups[:i] + groups[i + 1 :]))
@@ -109,7 +109,10 @@ def all_pairings(groups: list[int]) -> Iterator[list[tuple[int, ...]]]:
 
 
 def growth(P: int, alpha: float, gamma: float) -> float:
-    """Of all second moments of φ and δ about the means of the groups, at a meeting without any Δ."""
+    """Return the growth factor of the second moments of φ and δ at a synchronization, for Δ = 0.
+
+    The moments are taken about the means of the groups.
+    """
     apart = np.eye(P) - np.full((P, P), 1 / P)
     moments, drawn = np.zeros(((2 * P) ** 2,) * 2), list(all_pairings(list(range(P))))
     for pairing in drawn:
@@ -126,7 +129,7 @@ def growth(P: int, alpha: float, gamma: float) -> float:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("P", [2, 3, 4, 5, 6])
 def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: float) -> None:
-    """Over all pairings, each as likely as the others: no assumption of the derivation is used."""
+    """The average is over all pairings with equal probability, without any assumption of the derivation."""
     kappa = 0.5 if P % 2 else P / (2 * (P - 1))
     bound = 2 * (1 - alpha**2) / (1 + alpha - 2 * alpha * kappa)
     assert bound >= 2 * (1 - alpha**2) - 1e-12

@@ -1,4 +1,4 @@
-"""Pier: DiLoCo after a lazy start."""
+"""Tests of Pier: DiLoCo after a lazy start."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_momentum_has_a_closed_form(run, P: int, K: int) -> None:
     at = ranks[0][2]
     moved = [before - after for before, after in itertools.pairwise(at)]
     closed = sum(0.9 ** (2 - i) * x for i, x in enumerate(moved))
-    # Buckets have the parameters in backward order, and padding.
+    # Buckets have padding, and contain the parameters in backward order.
     for own, expected in ((m, closed), (theta, at[-1])):
         assert isinstance(expected, Tensor)
         torch.testing.assert_close(own.norm(), expected.norm(), rtol=1e-12, atol=0)
@@ -73,7 +73,7 @@ def test_without_a_lazy_start_and_by_whole_steps_it_is_local_sgd(run, P: int, K:
 
 @pytest.mark.ranks(4)
 def test_the_lazy_start_goes_on_after_a_restart_on_another_shape(run, tmp_path: Any) -> None:
-    """The momentum that it has warmed up is that of a run without an interruption."""
+    """The warmed-up momentum equals that of a run without an interruption."""
 
     def started(
         world: Communicator, P: int
@@ -104,7 +104,7 @@ def test_the_lazy_start_goes_on_after_a_restart_on_another_shape(run, tmp_path: 
 
 @pytest.mark.ranks(2)
 def test_in_few_bits_the_first_average_is_exact(run) -> None:
-    """The one after the lazy start gives the groups a common reference."""
+    """The average after the lazy start gives the groups a common reference, so it is not quantized."""
     make = OPTIMIZERS["SGD"]
     few = run(2, lambda w: distributed(w, 2, pier(EVERY, STEPS, 0.5, quantize=int8(block=8)), make, STEPS))
     plain = run(2, lambda w: distributed(w, 2, pier(EVERY, STEPS, 0.5), make, STEPS))
@@ -134,7 +134,7 @@ def test_a_short_lazy_start_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_schedule_begins_where_the_lazy_start_ends() -> None:
-    """At a multiple of the interval; and 0.3 · 10 is 3."""
+    """It begins at a multiple of the interval; 0.3 · 10 is 3 despite rounding."""
     end: Any = pier(3, 10, 0.3).averager
     assert [until for until, _ in end.sequence] == [3, None]
     late: Any = pier(50, 1_000, 0.19).sequence[1][1].averager

@@ -1,6 +1,6 @@
-"""A method is added in four places: its file, an import, a row of the tests' table, and a line of CHANGELOG.
+"""A method is added in four places: its file, an import, an entry of the tests' table, and CHANGELOG.
 
-Everything else that lists methods is made from these.
+All other lists of methods are generated from these.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from methods.table import EXCEPTIONS, REFERENCES
 
 ROOT = Path(__file__).parents[2]
 ADDED = "noloco"
-"""A method that nothing else is built upon, and of which no example is."""
+"""A method that no other method is based on, and that no example uses."""
 IMPORT = "hpcsgd/methods/__init__.py"
-"""It is public by that import, too: `hpcsgd/__init__.pyi` takes all names from there."""
+"""The import that also makes a method public: `hpcsgd/__init__.pyi` takes all names from there."""
 PLACES = {f"hpcsgd/methods/{ADDED}.py", IMPORT, "tests/methods/table.py", "CHANGELOG.md"}
 OF_ITS_OWN = {f"tests/methods/test_{ADDED}.py", "tests/methods/test_places.py", "hpcsgd/renamed.py"}
-"""What the table leaves out of its equations, this, and the old name that it had."""
+"""The tests of its equations that go beyond the table, this file, and the list of old names."""
 EXAMPLES = {
     "benchmarks/simulation_speed.py", "tests/core/test_state.py", "tests/engine/test_plan.py",
     "tests/performance/planning/test_scenario.py", "tests/performance/simulation/test_scenario.py",
 }  # fmt: skip
-"""Where it stands for all methods whose groups wait in pairs, of which it is the only one. None of them asks
-that every method is there."""
+"""Files that use it as the only example of a method whose groups wait in pairs.
+
+None of them requires that every method is listed.
+"""
 FOLDERS = ("hpcsgd", "website", "examples", "benchmarks", "jobs", "packaging", "tests")
 TEXTS = (".py", ".pyi", ".md", ".toml", ".yml", ".bib", ".json", ".cff", ".sh", ".sbatch")
 
@@ -57,7 +59,7 @@ def test_a_method_is_in_four_places() -> None:
 
 @pytest.mark.parametrize("name", ["adacomm", "des_loc", "fedavg", "post_local"])
 def test_others_are_named_by_methods_alone(name: str) -> None:
-    """Where one is described by another."""
+    """The exceptions are descriptions of one method by another."""
     package = {path for path in _naming(name) - OF_ITS_OWN if path.startswith(("hpcsgd/", "website/"))}
     assert all(path.startswith("hpcsgd/methods/") for path in package)
 

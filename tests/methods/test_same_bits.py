@@ -1,5 +1,8 @@
-"""Ranks that are processes train to the bits of ranks that are threads: without MPI on every shape, with MPI
-where two ranks meet, whose sums are the same in any order."""
+"""Ranks that are processes train to the same bits as ranks that are threads.
+
+Without MPI this holds on every shape. With MPI it holds where sums have two terms, which are the same in any
+order.
+"""
 
 from __future__ import annotations
 

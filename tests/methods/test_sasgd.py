@@ -1,4 +1,4 @@
-"""SASGD against its definition."""
+"""SASGD is compared with its definition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SGD = OPTIMIZERS["SGD"]
 
 
 def plainly(world: Communicator, P: int, method: Method, rates: list[float]) -> list[Tensor]:
-    """Plain SGD, with a rate for every step."""
+    """Train with plain SGD and the given learning rate in every step."""
     topology, net = form(world, groups=P), model(seed=world.rank)
     optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
     history = []
@@ -55,7 +55,7 @@ RATES = [0.1, 0.1, 0.3, 0.2, 0.2, 0.05, 0.1, 0.1]
 @pytest.mark.parametrize("grad_reduce", [AllToAll(), AllReduce()])
 @pytest.mark.parametrize(("P", "K"), [*SHAPES, (4, 2)])
 def test_accumulated_gradients_move_the_agreed_model(run, P: int, K: int, grad_reduce: Any) -> None:
-    """In the step of the meeting at that step's rate, which need not be that of the sum's."""
+    """The model moves only at a synchronization, although learning rates differ between steps."""
     ranks = run(P * K, lambda world: plainly(world, P, sasgd(EVERY, grad_reduce), RATES))
     same(ranks, accumulating(P, EVERY, RATES, gradients_of(K)), K)
     if P > 1:
@@ -86,7 +86,7 @@ def test_at_a_constant_rate_it_is_local_sgd(run, P: int, K: int) -> None:
     ],
 )
 def test_what_plain_sgd_is_not(run, make: MakeOptimizer, message: str) -> None:
-    """In the first step, before anything has moved; with one group nobody accumulates."""
+    """The error is raised in the first step, before any update; with one group nothing is accumulated."""
     for method in (sasgd(EVERY), switch(bsp(), sasgd(EVERY), at=0)):
         with pytest.raises(UserError, match=message) as caught:
             run(2, lambda world, method=method: distributed(world, 2, copy.deepcopy(method), make, 1))

@@ -1,4 +1,4 @@
-"""SelSync against its definition in plain torch: what is significant, who meets when, and with what."""
+"""SelSync is compared with its definition in plain torch: which changes are significant, what is averaged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_memory_it_is_the_change_of_the_norm() -> None:
 def noted(
     world: Communicator, P: int, method: Method, make: MakeOptimizer
 ) -> list[tuple[Tensor, dict[str, float]]]:
-    """Parameters and notes of each step on this rank."""
+    """Return the parameters and metrics of each step on this rank."""
     topology = form(world, groups=P)
     net = model(seed=world.rank)
     optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method)
@@ -79,7 +79,7 @@ BY = {"parameters": parameters, "gradients": gradients}
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
 def test_equals_algorithm_1(run, P: int, K: int, by: str, optimizer: str) -> None:
-    """And every rank meets at the same steps: some of them, not all."""
+    """In addition, every rank synchronizes in the same steps: in some, but not in all."""
     make, delta = OPTIMIZERS[optimizer], 0.3
     method = lambda: selsync(delta, BY[by], WINDOW, SMOOTHING)  # noqa: E731
     ranks = run(P * K, lambda world: noted(world, P, method(), make))
@@ -99,8 +99,10 @@ def test_equals_algorithm_1(run, P: int, K: int, by: str, optimizer: str) -> Non
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_with_delta_0_all_steps_are_shared(run, P: int, K: int, optimizer: str) -> None:
-    """By gradients that is BSP, bit for bit; by parameters local SGD that always meets, and BSP but for
-    rounding where the update is linear in the gradient."""
+    """With gradients, SelSync has the bits of BSP; with parameters, those of local SGD with interval 1.
+
+    Where the update is linear in the gradient, the latter equals BSP up to rounding.
+    """
     make = OPTIMIZERS[optimizer]
 
     def same(world: Communicator) -> bool:
@@ -120,7 +122,7 @@ def test_with_delta_0_all_steps_are_shared(run, P: int, K: int, optimizer: str) 
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
-    """Bit for bit local SGD that never comes to its first meeting."""
+    """The result has the bits of local SGD before its first synchronization."""
     make = OPTIMIZERS["momentum"]
 
     def same(world: Communicator) -> bool:
@@ -163,7 +165,7 @@ def test_moments_may_be_averaged_too(run) -> None:
 
 
 class Patient(optim.SGD):
-    """Updates once the numbers of all have come: they must travel while it does."""
+    """An SGD whose update waits until the gathered numbers are there, so they must travel meanwhile."""
 
     significance: Significance
 
@@ -202,7 +204,7 @@ def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (3, 2)])
 def test_smoothing_follows_the_number_of_groups(run, P: int, K: int) -> None:
-    """N/100 of the paper, whose workers are groups here: P/100, however many ranks a group has."""
+    """The paper's N/100 becomes P/100: its workers are groups here, however many ranks a group has."""
 
     def deltas(world: Communicator, smoothing: float | None) -> list[float]:
         history = noted(world, P, selsync(0.3, smoothing=smoothing), OPTIMIZERS["SGD"])
@@ -219,7 +221,10 @@ def test_smoothing_follows_the_number_of_groups(run, P: int, K: int) -> None:
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
 def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: str) -> None:
-    """Wherever it was saved: with its moving average, without which it would have no Δ, and meet."""
+    """A state saved after any step contains the moving average.
+
+    Without it there would be no Δ, and the groups would synchronize.
+    """
 
     def history(world: Communicator, saved_at: int) -> list[tuple[Tensor, dict[str, float]]]:
         topology = form(world, groups=P)
@@ -235,7 +240,7 @@ def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: s
         for t in range(STEPS):
             if t == saved_at:
                 weights, state = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-                for _ in range(2):  # the second time what was loaded is saved again, unused
+                for _ in range(2):  # the second time, the loaded state is saved again, unused
                     net, optimizer = new()
                     net.load_state_dict(weights)
                     optimizer.load_state_dict(state)
@@ -250,7 +255,7 @@ def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: s
             assert all(torch.equal(a, b) for (a, _), (b, _) in zip(resumed, uninterrupted, strict=True))
     met = [notes["synced"] for _, notes in whole[0]]
     assert met[0]
-    assert {*met[WINDOW:]} == {0.0, 1.0}  # a vote of none, too, is one that a lost average would change
+    assert {*met[WINDOW:]} == {0.0, 1.0}  # some votes are negative, so a lost average would change them
 
 
 @pytest.mark.parametrize(
@@ -275,7 +280,7 @@ def test_mistakes(make: Callable[[], Method], message: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("reduced", [True, False])
 def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, reduced: bool) -> None:
-    """Squares of float16 overflow from 256 on, bfloat16 has 8 bits, a float32 sum over millions drifts."""
+    """Squares of float16 overflow from 256 on, bfloat16 has 8 bits, and long float32 sums drift."""
     g = (torch.rand(1 << 20, generator=torch.Generator().manual_seed(1)) * 300).to(dtype)
     param = nn.Parameter(torch.zeros_like(g))
     param.grad = g
@@ -288,7 +293,7 @@ def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, 
 
 @pytest.mark.parametrize("broken", [float("nan"), INFINITY])
 def test_what_is_no_number_means_meet(broken: float) -> None:
-    """And leaves the average as it was: the next steps are judged as if it had not been."""
+    """The average does not change: the next steps are judged as if this step had not happened."""
     norms = [4.0, 1.0, 2.0, 2.5]
     plain, other = RelativeChange(WINDOW, SMOOTHING), RelativeChange(WINDOW, SMOOTHING)
     expected = [plain(torch.tensor([norm, 1.0], dtype=torch.float64)) for norm in norms]

@@ -1,4 +1,4 @@
-"""SparseLoCo where chunks have padding, and weights that have nothing to send: neither moves."""
+"""SparseLoCo leaves padding in shards and weights without a change as they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS: dict[str, Any] = {
 
 
 class Weights(nn.Module):
-    """So many numbers that each go to where this rank and step say, of the first `used`."""
+    """A model of `n` weights. The first `used` are pulled to a goal that depends on rank and step."""
 
     def __init__(self, n: int, used: int | None = None) -> None:
         super().__init__()
@@ -57,8 +57,10 @@ def train(net: Weights, optimizer: hpcsgd.DistributedOptimizer, steps: range) ->
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_padding_is_never_sent(run, way: str) -> None:
-    """67 weights for two positions: the last one has one of padding, which stays 0 wherever it is. So a
-    resumed run, whose padding is new, is the same."""
+    """67 weights in two shards leave one element of padding in the last one, which stays 0.
+
+    Therefore a resumed run, whose padding is new, has the same result.
+    """
 
     def one(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net, method = form(world, 2), Weights(67), WAYS[way]()
@@ -86,7 +88,7 @@ def test_padding_is_never_sent(run, way: str) -> None:
 
 @pytest.mark.ranks(4)
 def test_padding_costs_no_bytes_and_no_choice(run) -> None:
-    """Of 5 weights the first position of a group has three, the second one two."""
+    """Of 5 weights the first rank of a group owns three, the second one two."""
 
     def one(world: Communicator) -> float:
         net = Weights(5)
@@ -106,7 +108,7 @@ def test_padding_costs_no_bytes_and_no_choice(run) -> None:
     "wrap", [lambda method: method, lambda method: streaming(method, 1, 1, update_alpha=0.0)]
 )
 def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
-    """More are chosen than have moved: three of a run of 10 have a gradient, and none of the next ones."""
+    """More elements are selected than have changed: few in a block of 10, or none, have a gradient."""
 
     def one(world: Communicator) -> Tensor:
         net = Weights(40, used=13)
@@ -124,7 +126,7 @@ def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("select", [PerBlock(2), AcrossShards(2)], ids=repr)
 def test_padding_between_parameters(run, select: Any) -> None:
-    """As where torch shards the model: what stands there is neither sent nor written to."""
+    """This is the layout of FSDP models. Elements in the gaps are neither sent nor changed."""
 
     def one(world: Communicator) -> list[float]:
         own = torch.zeros(9)
@@ -142,7 +144,7 @@ def test_padding_between_parameters(run, select: Any) -> None:
 
 
 def test_where_there_is_no_padding() -> None:
-    """Tensors that are not to be cut leave a chunk unfilled at its end."""
+    """Tensors that are not cut leave the end of a shard unfilled."""
     named = [(f"p{i}", nn.Parameter(torch.ones(n))) for i, n in enumerate((5, 3, 3))]
     whole = {param for _, param in named}
     for j, expected in enumerate(([slice(0, 5)], [slice(0, 6)])):

@@ -1,5 +1,8 @@
-"""SparseLoCo beyond the battery: dense and whole it is DiLoCo, bytes are those of the formula, what groups
-keep is what they have not said."""
+"""Tests of SparseLoCo beyond the battery.
+
+Dense and with a whole outer step it is DiLoCo, it sends the bytes of its formula, and groups keep exactly
+what they did not send.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ STEPS, EVERY = 9, 2
 
 
 class OnAGrid(nn.Module):
-    """Its gradients are numbers of few bits, other ones for each rank and step: all sums are exact."""
+    """A model whose gradients have few bits and depend on rank and step, so that all sums are exact."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -54,8 +57,10 @@ def on_a_grid(world: Communicator, P: int, method: Method, dtype: torch.dtype) -
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
 @pytest.mark.parametrize("select", [PerBlock(), PerBlock(5), AcrossShards(4)], ids=repr)
 def test_dense_and_whole_it_is_diloco_to_the_bit(run, P: int, K: int, select: Any) -> None:
-    """On a grid of multiples of powers of two, where float32 sums are exact in any order; β counts for
-    nothing, since nothing is kept."""
+    """The values are multiples of powers of two, where float32 sums are exact in any order.
+
+    β has no effect, because error feedback keeps nothing.
+    """
     outer = lambda params: optim.SGD(params, lr=0.5)  # noqa: E731
     dense = run(P * K, lambda w: on_a_grid(w, P, diloco(EVERY, outer), torch.float32))
     ours = lambda: sparseloco(EVERY, density=1, bits=32, lr=0.5, selection=select)  # noqa: E731
@@ -89,7 +94,7 @@ def test_dense_and_whole_it_is_diloco_but_for_rounding(run, P: int, K: int) -> N
 @pytest.mark.parametrize("bits", VALUES)
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (3, 2), (2, 2), (2, 3)])
 def test_several_meetings_in_numpy(run, P: int, K: int, bits: int) -> None:
-    """67 elements, which neither K nor runs of 11 divide."""
+    """The 67 elements are divisible neither by K nor into blocks of 11."""
     make = OPTIMIZERS["AdamW"]
     for select, other in (
         (PerBlock(11), per_run(11, 0.25, K)),
@@ -103,7 +108,7 @@ def test_several_meetings_in_numpy(run, P: int, K: int, bits: int) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("wrapped", [lambda m: delayed(m, 2), lambda m: streaming(m, 2, 2, update_alpha=0.0)])
 def test_meetings_may_be_late(run, wrapped: Any) -> None:
-    """All groups end with the same, and have learned."""
+    """All groups end with the same model, and the loss has decreased."""
 
     def ends(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world, 2), model()
@@ -126,7 +131,7 @@ def test_meetings_may_be_late(run, wrapped: Any) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:
-    """θ and e are wide: steps together that are less than an ulp of the parameters move them after all."""
+    """θ and e have more bits: changes smaller than an ulp of the parameters add up and finally move them."""
 
     def ends(world: Communicator) -> tuple[Tensor, Tensor, list[torch.dtype]]:
         topology, net = form(world, 2), nn.Linear(8, 2, bias=False).to(dtype)
@@ -168,7 +173,7 @@ def test_what_is_not_a_number_reaches_everybody(run, bits: int, bad: float) -> N
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(("n", "bits", "nbytes"), [(4096, 2, 84), (8192, 2, 168), (4096, 32, 320)])
 def test_bytes_of_a_meeting(run, n: int, bits: int, nbytes: int) -> None:
-    """64 of 4096: 64 bytes of indices, 16 of values and 4 of sizes, of each chunk of `n` elements."""
+    """64 of 4096 elements are sent: 64 bytes of indices, 16 of values and 4 of sizes per shard of `n`."""
 
     def one(world: Communicator) -> tuple[float, float]:
         topology, net = form(world, 2), nn.Linear(2 * n, 1, bias=False)
@@ -186,10 +191,10 @@ def test_bytes_of_a_meeting(run, n: int, bits: int, nbytes: int) -> None:
 
 @pytest.mark.ranks(4)
 def test_positions_where_more_has_gathered_send_more(run) -> None:
-    """With one of the chunks a hundred times as far, nearly all are taken there; k in all stays."""
+    """If one shard has changes a hundred times as large, nearly all k elements are selected there."""
 
     def one(world: Communicator, select: Any) -> Tensor:
-        """What this position's chunk moved by."""
+        """Return how many elements of each shard have changed."""
         topology, net = form(world, 2), nn.Linear(400, 1, bias=False, dtype=torch.float64)
         method = sparseloco(1, density=0.1, bits=32, selection=select)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
@@ -206,7 +211,7 @@ def test_positions_where_more_has_gathered_send_more(run) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1)])
 def test_what_is_kept_is_what_was_not_said(run, P: int, K: int) -> None:
-    """Without decay all that groups moved is in θ or still in e: mean e = θ − the plain mean of the moves."""
+    """Without decay all changes are in θ or still in e: mean e = θ − the plain mean of the changes."""
 
     def one(world: Communicator) -> tuple[np.ndarray, np.ndarray]:
         topology, net = form(world, P), OnAGrid(torch.float64)
@@ -222,7 +227,7 @@ def test_what_is_kept_is_what_was_not_said(run, P: int, K: int) -> None:
             for p in net.parameters():
                 assert p.grad is not None
             optimizer.step()
-            moved += bucket.param_shard - before  # of all groups, as said
+            moved += bucket.param_shard - before  # the change that all groups sent
         e = method.state_dict()["averager.inner"].sharded["error"][0].clone()
         wanted = torch.zeros_like(e)
         for t in range(6):

@@ -1,4 +1,4 @@
-"""Fragments of the model that meet in turn."""
+"""Tests of streaming: fragments of the model that are averaged in turn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ NEW: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
 )
 @pytest.mark.parametrize("method", NEW)
 def test_equals_plain_torch(run, method: str, F: int, tau: int, alpha: float, P: int, K: int) -> None:
-    """F·τ > I: several are under way; τ = I: one begins in the step in which the one before arrives."""
+    """With F·τ > I several fragments are pending at once.
+
+    With τ = I each begins in the step in which the one before is applied.
+    """
     make, (new, outer) = OPTIMIZERS["momentum"], NEW[method]
 
     def models(world: Communicator) -> list[Tensor]:
@@ -72,7 +75,7 @@ def test_positions_that_own_nothing_of_a_fragment(run) -> None:
 
 @pytest.mark.ranks(8)
 def test_packed_fragments_of_which_positions_own_nothing(run) -> None:
-    """8 bits of what moved are near the mean."""
+    """The average in 8 bits is close to the exact mean."""
     make = OPTIMIZERS["SGD"]
     packed = lambda: streaming(hierarchical(I, quantize=quantizers.int8()), 4, 1)  # noqa: E731
     ranks = run(8, lambda w: distributed(w, 2, packed(), make, STEPS))
@@ -82,7 +85,7 @@ def test_packed_fragments_of_which_positions_own_nothing(run) -> None:
 
 
 def elements(net: nn.Module, K: int, bucket_bytes: float, F: int) -> list[list[tuple[str, int]]]:
-    """Of each fragment, by parameter, over all positions."""
+    """Return the elements of each fragment, by parameter, over all ranks of a group."""
     found: list[list[tuple[str, int]]] = [[] for _ in range(F)]
     for j in range(K):
         buckets: list[Bucket] = flatten(list(net.named_parameters()), K, j, bucket_bytes)
@@ -115,8 +118,10 @@ def test_layers_of_one_size_go_around() -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
-    """Each counts once; with groups that stay where they are that of all is that of the model, also where
-    groups are far apart in unlike parts of it."""
+    """Each fragment counts once; if the groups do not move, the total is the distance of the whole model.
+
+    This also holds where groups differ much in different parts of the model.
+    """
 
     def noted(world: Communicator) -> tuple[list[dict[str, float]], Tensor]:
         topology, net = form(world, P), model()
@@ -155,7 +160,7 @@ def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
         for t in range(2 * I):
             before = world.stats.totals()
             one_step(net, optimizer, topology, t)
-            optimizer.method.state_dict()  # waits for what is under way
+            optimizer.method.state_dict()  # waits for pending averages
             grown = world.stats.since(before).get("model_average")
             counts.append(0.0 if grown is None else grown.bytes)
         return counts
@@ -172,8 +177,10 @@ def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("F", [1, 2, 4])
 def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: int) -> None:
-    """In I steps each fragment once: of what a position owns of it a P-th to each other group, and as much of
-    the mean back; 4 bits an element, and a scale a block."""
+    """In I steps each fragment is averaged once, with 4 bits per element and a scale per block.
+
+    A rank sends a P-th of its part of the fragment to each other group, and as much of the mean back.
+    """
     block, H = 8, 6
 
     def sent(world: Communicator) -> tuple[float, int]:
@@ -188,7 +195,7 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
                 optimizer.zero_grad()
                 loss(net, x, y).backward()
                 optimizer.step()
-            optimizer.method.state_dict()  # waits for what is under way
+            optimizer.method.state_dict()  # waits for pending averages
 
         before = world.stats.totals()
         train(range(F * H))
@@ -221,7 +228,7 @@ def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_switch_takes_in_all_that_is_under_way(run) -> None:
-    """In its last step one fragment arrives, and another one would later."""
+    """In the last step before the switch one fragment is applied, and another one is still pending."""
 
     def ends(world: Communicator) -> tuple[Any, Tensor]:
         method = switch(streaming(hierarchical(I), 2, 3), bsp(), at=5)
@@ -238,7 +245,7 @@ def test_a_switch_takes_in_all_that_is_under_way(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_distance_goes_on(run) -> None:
-    """What a fragment begins after a restart is noted with the others of before."""
+    """A distance that is complete after a restart includes the fragments from before it."""
 
     def noted(world: Communicator) -> tuple[dict[str, float], dict[str, float]]:
         optimizer, *_ = trained(world, streaming(hierarchical(I), 2, 1), 6)
@@ -258,7 +265,7 @@ def test_the_distance_goes_on(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_goes_on_with_a_meeting_that_takes_longer(run) -> None:
-    """No other one of the fragment begins before that has arrived, 4 steps after it began."""
+    """No other average of the fragment begins before the pending one is applied, 4 steps after its start."""
 
     def due(world: Communicator) -> list[Any]:
         state = trained(world, streaming(hierarchical(4), 1, 4), 4)[0].state_dict()
@@ -275,7 +282,7 @@ def test_goes_on_with_a_meeting_that_takes_longer(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> None:
-    """θ and its momentum come along by element; what is under way does not, and that is said."""
+    """θ and its momentum are restored by element. Pending averages are dropped, with a warning."""
     caplog.set_level(logging.WARNING)
 
     def resumed(world: Communicator, F: int) -> tuple[Any, Any]:
@@ -297,7 +304,7 @@ def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> 
     for before, after in run(2, resumed, 3):
         assert after.replicated["due"] == [None] * 3
         assert all(map(torch.equal, before.sharded["averager theta"], after.sharded["averager theta"]))
-    assert ("pending averages are dropped" in caplog.text) == (RANK == 0)  # which tells
+    assert ("pending averages are dropped" in caplog.text) == (RANK == 0)  # only rank 0 logs it
 
 
 @pytest.mark.ranks(2)
@@ -305,7 +312,7 @@ def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> 
 def test_goes_on_with_other_fragments_and_Adam_outside(
     run, caplog: pytest.LogCaptureFixture, steps: int
 ) -> None:
-    """Its moments come along once all fragments have met; after I − 1 steps one has not."""
+    """Adam's moments are restored if all fragments have been averaged; after I − 1 steps one has not."""
     caplog.set_level(logging.WARNING)
 
     def outside(params: Sequence[Tensor]) -> optim.Optimizer:
@@ -335,7 +342,7 @@ def test_goes_on_with_other_fragments_and_Adam_outside(
 
 @pytest.mark.ranks(2)
 def test_delayed_and_streamed_differ_in_what_stays(run) -> None:
-    """With α = 0 what was learned meanwhile is dropped: all groups are alike at the arrival."""
+    """With α = 0 local progress is dropped: all groups are equal when the average is applied."""
     ends = [
         run(2, lambda w, m=method: distributed(w, 2, m(), OPTIMIZERS["SGD"], EVERY + 1))
         for method in (

@@ -1,4 +1,4 @@
-"""One method and then another."""
+"""Tests of a switch from one method to another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS = 6
 
 
 def takes_turns(method: Method) -> bool:
-    """Whether it updates chunks, as `hierarchical` does: both methods of a switch have to."""
+    """Return True if the method updates shards, as `hierarchical` does; both methods of a switch have to."""
     return method.grad_reduce.traits.leaves_shards and not method.averager.traits.whole_model
 
 
@@ -57,7 +57,7 @@ def test_never_and_at_once_are_the_methods_themselves(run, method: str, P: int, 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (3, 2)])
 def test_groups_start_the_second_method_from_their_mean(run, P: int, K: int) -> None:
-    """Messages of overlap SGP may be under way: what counts is each group's model."""
+    """Messages of overlap SGP may still be pending; the mean is that of each group's model."""
 
     def models(world: Communicator) -> list[Tensor]:
         both = switch(osgp(2), bsp(), at=4)
@@ -71,7 +71,7 @@ def test_groups_start_the_second_method_from_their_mean(run, P: int, K: int) -> 
 
 
 def at_the_end(world: Communicator, method: Method, make: MakeOptimizer, steps: int, *, mean: bool) -> Tensor:
-    """The model after so many steps: the groups' mean model, or this group's."""
+    """Return the model after so many steps: the groups' mean model, or this group's."""
     topology, net = form(world, 2), model()
     optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method)
     set_rate = follow(optimizer, RATES)
@@ -93,7 +93,10 @@ def at_the_end(world: Communicator, method: Method, make: MakeOptimizer, steps: 
 @pytest.mark.parametrize("at", [3, 4, 5])
 @pytest.mark.parametrize("method", [label for label, entry in ENTRIES.items() if entry.form is form])
 def test_the_first_hands_over_the_mean_that_it_has(run, method: str, at: int) -> None:
-    """Whether its groups are due to meet then or not; its own averager acts only if they are."""
+    """The mean does not depend on whether groups are due to synchronize in that step.
+
+    The first method's own averager runs only if they are.
+    """
     entry = ENTRIES[method]
     make = OPTIMIZERS["SGD" if isinstance(entry, Case) and entry.plain_sgd else "momentum"]
     both = lambda: switch(entry.new(), entry.new(), at)  # noqa: E731
@@ -107,7 +110,7 @@ def test_the_first_hands_over_the_mean_that_it_has(run, method: str, at: int) ->
 
 
 def trained(world: Communicator, method: Method, rates: list[float], again: Method | None) -> list[bool]:
-    """In which steps of these learning rates groups met; in the middle the state goes over to `again`."""
+    """Return in which steps groups synchronized; halfway the state is loaded into `again`."""
     topology = form(world, groups=world.size)
     net = model()
     optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
@@ -133,7 +136,7 @@ DECAYING = [0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("at", "expected"), [("first lr decay", [4, 5, 6, 7]), (2, [1, 2, 3, 4, 5, 6, 7])])
 def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], again: bool) -> None:
-    """BSP never meets, SGP in every step; the step of the switch ends with the mean."""
+    """BSP never synchronizes, SGP in every step; the step of the switch ends with the mean."""
 
     def met(world: Communicator) -> list[int]:
         both, resumed = (switch(bsp(), sgp(), at) for _ in range(2))  # type: ignore[arg-type]

@@ -1,5 +1,8 @@
-"""The battery with a model and optimizers that are awkward: each rank uses other parts of the model in each
-step, its size is a prime, and param groups have rates of their own, in another order than the model's."""
+"""The battery with an awkward model and awkward optimizers.
+
+Each rank uses other parts of the model in each step, and the model's size is a prime. Parameter groups have
+learning rates of their own, and another order than the model's parameters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from references import BATCH, MakeOptimizer, distributed, same
 BRANCHES = 5
 SHAPES = [(1, 2), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1)]
 OFTEN = {"plain": SHAPES, "momentum": [(2, 2)], "AdamW": [(1, 4), (2, 2), (3, 2), (4, 1)]}
-"""With which optimizer `make test-all` has which shapes."""
+"""The shapes that `make test-all` runs with each optimizer."""
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "plain": lambda params: optim.SGD(groups_of(params), lr=0.1),
     "momentum": lambda params: optim.SGD(
@@ -30,12 +33,12 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 def groups_of(params: list[nn.Parameter], **options: object) -> list[dict[str, object]]:
-    """Two; the first has `options` of its own."""
+    """Return two parameter groups; the first has `options` of its own."""
     return [{"params": params[1::2], **options}, {"params": params[::2]}]
 
 
 class Branches(nn.Module):
-    """Which of its layers a rank's batch goes through, the batch decides; most have no gradient then."""
+    """A model whose batch decides which layers are used; the others, which are most, have no gradient."""
 
     def __init__(self) -> None:
         super().__init__()

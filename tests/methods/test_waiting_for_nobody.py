@@ -1,4 +1,4 @@
-"""SSP, asynchronous SGD and AD-PSGD: what holds whoever is fast or slow, besides what the battery has."""
+"""Tests of SSP, asynchronous SGD and AD-PSGD beyond the battery, whatever the speed of the ranks."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_ssp_that_may_not_be_stale_is_bsp(run, P: int, K: int, optimizer: str) -
 
 
 def kept(optimizer: DistributedOptimizer) -> Tensor:
-    """A keeper's part, or the x that others average with."""
+    """Return the shard that the server keeps on this rank, or the x that AD-PSGD averages."""
     how = optimizer.method.averager
     if isinstance(how, ParameterServer):
-        how.model()  # waits until all is taken in
+        how.model()  # waits until all updates are added
         assert how.keeper is not None
         return how.keeper.part[0].view(-1)
     return optimizer.method.state_dict()["averager"].sharded["x"][0].view(-1)
@@ -50,7 +50,7 @@ def kept(optimizer: DistributedOptimizer) -> Tensor:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
-    """Not from the mean of what groups had read of it: while one is slow, others read without it."""
+    """It does not start from the mean of what groups have read, which may be older."""
     steps = 4
 
     def cells(world: Communicator) -> Tensor:
@@ -68,7 +68,7 @@ def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_servers_model_counts_also_inside_a_switch(run) -> None:
-    """What a group has read is old: the updates of the slow one are in the model all the same."""
+    """The model that a group has read is old; the server's model includes the updates of the slow group."""
 
     def cells(world: Communicator) -> Tensor:
         topology = form(world, groups=2)
@@ -87,7 +87,7 @@ def test_the_servers_model_counts_also_inside_a_switch(run) -> None:
 
 
 class Clocks:
-    """Seen from outside: how many steps every rank has finished; only on threads."""
+    """Counts from outside how many steps every rank has finished; it works only for threads."""
 
     def __init__(self, n: int) -> None:
         self.finished = [0] * n
@@ -99,7 +99,11 @@ class Clocks:
 
 
 def adversary(world: Communicator, clocks: Clocks, method: Method, schedules: int) -> Tensor:
-    """In every schedule of 4 steps another rank is slow, and others now and then. Returns what it has."""
+    """Train with random delays: in every schedule of 4 steps another rank is slow, and others sometimes are.
+
+    Returns:
+        The parameters at the end.
+    """
     topology = form(world, groups=world.size)
     net, optimizer = tallying(topology, method, 1)
     for seed in range(schedules):
@@ -117,7 +121,10 @@ def adversary(world: Communicator, clocks: Clocks, method: Method, schedules: in
 @pytest.mark.slow
 @pytest.mark.parametrize("s", [0, 1, 2, 4])
 def test_nobody_runs_further_ahead(s: int) -> None:
-    """In 250 random schedules each. Between two ticks of the clocks a finished read is not counted yet."""
+    """Each case has 250 random schedules.
+
+    A read that has finished is not counted before the next tick of the clock.
+    """
     clocks = Clocks(3)
     threads.run(3, lambda world: adversary(world, clocks, ssp(s), 250), timeout=300)
     assert s <= clocks.furthest <= s + 1
@@ -127,7 +134,7 @@ def test_nobody_runs_further_ahead(s: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_pairs_in_random_interleavings(n: int) -> None:
-    """250 each; nobody waits for ever."""
+    """In 250 random schedules no rank waits forever."""
     ranks = threads.run(n, lambda world: adversary(world, Clocks(n), ad_psgd(), 250), timeout=300)
     total = torch.stack(ranks).sum(0)
     torch.testing.assert_close(total, torch.full((n,), 1000.0 * n), rtol=1e-5, atol=0)
@@ -139,7 +146,7 @@ def test_pairs_in_random_interleavings(n: int) -> None:
 def test_a_slow_group_lets_the_others_go_on(
     run, tmp_path: Path, method: Callable[[], Method], ahead: int
 ) -> None:
-    """One more than s: the push after the last read that was allowed is not waited for by anybody."""
+    """The other group makes one step more than s: no group waits for the push after the last allowed read."""
 
     def trained(world: Communicator) -> int:
         topology = form(world, groups=world.size)
@@ -157,7 +164,11 @@ def test_a_slow_group_lets_the_others_go_on(
 
 
 def gossiping(world: Communicator, P: int, steps: int) -> tuple[Tensor, Tensor]:
-    """From starting points of their own and with the rate 0: the mean of all, and where this group ends."""
+    """Train from different initial values at learning rate 0.
+
+    Returns:
+        The mean of all initial values, and where this group ends.
+    """
     topology = form(world, groups=P)
     net = nn.Linear(5, 3, bias=False).double()
     optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.0), net, topology, ad_psgd())
@@ -181,7 +192,7 @@ def test_pairs_come_to_agree(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_what_is_noted(run) -> None:
-    """A slow group's gradient misses what the fast one did meanwhile."""
+    """A slow group's gradient misses the updates that the fast group made meanwhile."""
 
     def noted(world: Communicator, method: Callable[[], Method]) -> list[dict[str, float]]:
         topology = form(world, groups=world.size)
@@ -190,7 +201,7 @@ def test_what_is_noted(run) -> None:
         for t in range(3):
             if t == 1:
                 world.barrier()
-                if world.rank == 1:  # until the other one is through
+                if world.rank == 1:  # until the other rank has finished
                     world.recv(torch.zeros(1), 0).wait()
             net.mark(topology.group_index, t)
             optimizer.step()
@@ -201,8 +212,8 @@ def test_what_is_noted(run) -> None:
 
     fast, slow = run(2, lambda world: noted(world, async_sgd))
     assert [note["ahead"] for note in fast] == [pytest.approx(fast[0]["ahead"]), 1, 2]
-    assert slow[0]["staleness"] + slow[1]["staleness"] == 3  # all three of the fast one, of which the first
-    assert slow[1]["staleness"] >= 2  # may have come before the slow one's first
+    assert slow[0]["staleness"] + slow[1]["staleness"] == 3  # all of the fast group; the first of them
+    assert slow[1]["staleness"] >= 2  # may come before the slow one's first step
     assert slow[1]["ahead"] == 0
     assert slow[2]["staleness"] == 0
     _, passive = run(2, lambda world: noted(world, ad_psgd))
@@ -213,7 +224,7 @@ def test_what_is_noted(run) -> None:
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("method", [lambda: ssp(1), async_sgd, ad_psgd])
 def test_goes_on_from_its_state(run, P: int, fresh: bool, method: Callable[[], Method]) -> None:
-    """No update is lost between the two halves, nor counted twice; also where some came in between."""
+    """No update is lost or counted twice between the two halves, even if others were made in between."""
 
     def halves(world: Communicator) -> Tensor:
         topology = form(world, groups=P)
@@ -242,8 +253,10 @@ def test_goes_on_from_its_state(run, P: int, fresh: bool, method: Callable[[], M
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (2, 2)])
 def test_bytes_of_a_step(run, P: int, K: int) -> None:
-    """The own update to all other keepers, and what is kept here to all other groups: in sum over the ranks,
-    since somebody's answers may be still on their way."""
+    """A rank sends its update to all other servers, and its part of the server to all other groups.
+
+    Only the sum over the ranks is checked, because some answers may still be pending.
+    """
 
     def recorded(world: Communicator) -> dict[str, float]:
         topology = form(world, groups=P)

@@ -1,4 +1,4 @@
-"""What groups that wait for nobody make the host wait for on a device: copies, all at once."""
+"""Methods without synchronization make the host wait on a device only for copies, which are made at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 def waits(world: Communicator, method: Callable[[], Any], device: torch.device) -> Counter[str]:
-    """Of `STEPS` steps after the first two."""
+    """Return the waits of `STEPS` steps after the first two."""
     training = Training(form(world, 2), "plain", method, device=device)
     training.steps(2)
     before = Counter(torch.ops.far.waits(device.index))
@@ -35,6 +35,6 @@ def waits(world: Communicator, method: Callable[[], Any], device: torch.device) 
     ("method", "each"), [(lambda: hpcsgd.ssp(1), 1), (hpcsgd.async_sgd, 1), (hpcsgd.ad_psgd, 2)]
 )
 def test_the_host_waits_for_what_leaves(run, n: int, method: Callable[[], Any], each: int) -> None:
-    """A chunk of AD-PSGD has to be there, too, before others may change what it is a copy of."""
-    samples = Counter(copy=2 * STEPS)  # and labels, which a plain script brings
+    """AD-PSGD also waits for a copy of its shard, before other groups may change the original."""
+    samples = Counter(copy=2 * STEPS)  # and labels, which a plain script copies, too
     assert run(n, explicitly(waits), method) == [samples + Counter(event=STEPS * each)] * n

@@ -1,4 +1,4 @@
-"""What somebody writes into parameters between two steps, clamped or loaded weights, is part of training."""
+"""Changes of the parameters between two steps, such as clamped or loaded weights, are part of training."""
 
 from __future__ import annotations
 
@@ -38,13 +38,17 @@ NEW: dict[str, Callable[[], Method]] = {
 
 
 IN_STEP = [label for label in NEW if label not in {"ad_psgd", "async_sgd", "ssp, not in step"}]
-"""Whose groups have made as many steps when they load weights."""
+"""Methods whose groups have made equally many steps when they load weights."""
 
 
 def idle(
     world: Communicator, P: int, method: str, write: Callable[[nn.Module], None]
 ) -> tuple[Tensor, Tensor]:
-    """The model of all before and after steps of no gradient, of which one follows a `write`."""
+    """Make steps with zero gradients and call `write` after one of them.
+
+    Returns:
+        The initial model, and the model averaged over all groups at the end.
+    """
     net = model()
     inner = optim.SGD(net.parameters(), lr=0.1)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, P), NEW[method]())
@@ -63,7 +67,7 @@ def idle(
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize("method", NEW)
 def test_what_is_added_counts(run, method: str, P: int, K: int) -> None:
-    """Once, whoever is fast."""
+    """The addition counts once, however fast each group is."""
 
     @torch.no_grad()
     def write(net: nn.Module) -> None:
@@ -90,7 +94,7 @@ def test_loaded_weights_are_trained_on(run, method: str, P: int, K: int) -> None
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("method", NEW)
 def test_clamped_weights_stay_clamped(run, method: str) -> None:
-    """As in a Wasserstein GAN: what a step leaves is beyond the bound by that step and no more.
+    """As in a Wasserstein GAN, weights exceed the bound by no more than the steps since the last clamp.
 
     The ranks wait for each other before each step, so that an asynchronous method is behind by two steps at
     most. Even so two groups may both take off what one of them should have. The first clamp takes off 1.2,
