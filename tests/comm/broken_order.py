@@ -1,4 +1,4 @@
-"""The rules of order between streams, each broken, with the program of `ordering.py` that leans on it."""
+"""Rules of order between streams, each broken on purpose, and a program of `ordering.py` that needs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from comm.ordering import OPERATIONS
 from hpcsgd.comm import comm_thread, staged, streams
 
 precede, init = streams.StreamEvent.precede, streams.StreamEvent.__init__
-"""As they are."""
+"""The original functions, before any of them is replaced."""
 
 
 def on_a_comm_thread() -> bool:
@@ -54,7 +54,7 @@ def done_too_early(
 
 @contextlib.contextmanager
 def one_room_for_all() -> Iterator[None]:
-    """Of one thread, a shape and a type: given away again at once."""
+    """Give the same buffer to all tensors of a thread with one shape and type, even while it is in use."""
     rooms, room = threading.local(), staged._room
     with mock.patch.object(staged, "_room", lambda x: kept(rooms)(room, x)):
         yield
@@ -73,7 +73,7 @@ def kept(rooms: threading.local) -> Callable[[Callable[[Tensor], Tensor], Tensor
 
 
 def here_alone(work: comm_thread.Work) -> Any:
-    """Waits for its own lane."""
+    """Wait only for the communication thread of `work` itself."""
     result, done = work._future.result()
     if done is not None:
         done.precede()
@@ -121,4 +121,4 @@ MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
         patched(streams.StreamEvent, "precede", for_the_default_stream),
     ),
 }
-"""What is broken: the program that leans on it, and how."""
+"""By what is broken: the name of the program that depends on it, and a context in which it is broken."""

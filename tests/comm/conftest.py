@@ -1,6 +1,7 @@
-"""The battery of this folder is run by every way that tensors on devices may travel, here with host memory:
-by the transport that is there; by a process group of gloo beside it, in the lines of `process_group.py` that
-NCCL goes through on GPUs; and by addresses alone.
+"""Runs the tests in `BATTERY` with every way to send tensors on devices, here with host memory.
+
+The ways are the backend that is there, a process group of gloo, which uses those lines of
+`process_group.py` that NCCL uses on GPUs, and device addresses given to MPI.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ BATTERY = {"test_operations.py", "test_messages.py"}
 NOT_BY_GLOO = {
     "test_requests_are_answered_while_their_owner_is_busy": "no group receives from whoever sends first",
 }
-"""Nor services (`test_service.py`): there ranks ask themselves, too. Both are the host's affair always."""
+"""Tests that gloo cannot run.
+
+It cannot run services (`test_service.py`) either, because ranks send requests to themselves there. The host's
+backend always handles both.
+"""
 
 Make = Callable[[Backend, float], Backend]
 WAYS: dict[str, Make] = {
@@ -39,7 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def run(
     request: pytest.FixtureRequest, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., list[Any]]]:
-    """As that of `tests/conftest.py`, by one of the ways."""
+    """Override the fixture of `tests/conftest.py`: tensors are sent in the way that the parameter names."""
     make = WAYS.get(getattr(request, "param", "host"))
     if make is None:
         yield run
@@ -47,11 +52,11 @@ def run(
     monkeypatch.setattr(gpu_mpi, "settle", lambda device: None)  # host memory has no streams
     monkeypatch.setattr(gpu_mpi, "on_accelerator", lambda device: device.type == "cpu")
     yield lambda n, function, *args: run(n, By(make, function), *args)
-    close_libraries()  # a group has threads of its own
+    close_libraries()  # a process group has threads of its own
 
 
 class By:
-    """`function` of a world whose tensors travel by what `make` makes of the host's backend."""
+    """Calls `function` with a world whose backend `make` builds from the host's backend."""
 
     def __init__(self, make: Make, function: Callable[..., Any]) -> None:
         self._make, self._function = make, function

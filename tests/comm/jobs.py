@@ -1,4 +1,4 @@
-"""Scripts as jobs of several processes, and how they end."""
+"""Scripts that run as jobs of several processes, and the results of these jobs."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ KILLED = {9, 137}
 
 
 class Job(NamedTuple):
-    """A script's end: `code` of the launcher, what was printed, seconds since the first fault."""
+    """The result of a script: the launcher's exit code, the output, and the seconds since the first fault."""
 
     code: int
     stdout: str
     stderr: str
     seconds: float
     codes: tuple[int, ...] = ()
-    """Those of the ranks, where no launcher has started them."""
+    """The exit codes of the ranks, if no launcher has started them."""
 
 
 def launch(
     folder: Path, body: str, *, first: str = "", timeout: float = 60, n: int = 4, interrupt: bool = False
 ) -> Job:
-    """A job whose ranks do `first` and, once they are in touch, `body`."""
+    """Run a job whose ranks execute `first` and, once they are connected, `body`."""
     start = _written(folder, first, timeout, body)
     command = start if n == 1 else [programs.mpiexec(), "-n", str(n), *start]
     process = programs.start(command, start_new_session=True)
@@ -70,7 +70,7 @@ def launch(
 def by_torchrun(
     folder: Path, body: str, *, timeout: float = 60, n: int = 4, options: Sequence[str] = ()
 ) -> Job:
-    """Likewise, started by an agent of torch on this host."""
+    """Run such a job with torchrun on this host."""
     start = _written(folder, "", timeout, body)
     words = ["--standalone", "--nproc-per-node", str(n), *options, "--no-python", *start]
     agent = python("-m", "torch.distributed.run", *words)
@@ -79,7 +79,7 @@ def by_torchrun(
 
 
 def by_variables(folder: Path, body: str, *, timeout: float = 60, n: int = 4) -> Job:
-    """Likewise, of processes that nobody looks after."""
+    """Run such a job as separate processes that no launcher supervises."""
     start = _written(folder, "", timeout, body)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n)}
     ranks = [
@@ -98,7 +98,7 @@ def free_port() -> int:
 
 
 def _written(folder: Path, first: str, timeout: float, body: str) -> list[str]:
-    """The command of a rank."""
+    """Write the script, and return the command that runs it as a rank."""
     mark = str(folder / "fault")
     (folder / "job.py").write_text(first + PREAMBLE.format(timeout=timeout, mark=mark) + body)
     return python(str(folder / "job.py"))

@@ -1,4 +1,4 @@
-"""Small programs of which each leans on a rule of order between streams."""
+"""Small programs each of which depends on a rule of order between streams."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PATIENCE = 60.0  # seconds; the machine may be busy
 
 Operation = Callable[[Communicator, Tensor], Tensor]
 Program = Callable[..., list[Tensor]]
-"""Of a world of two and a `device`: what it comes to, the same on the host."""
+"""A function of a world of two ranks and a `device`; its result does not depend on the device."""
 
 
 def late(world: Communicator, device: torch.device | None) -> Tensor:
-    """Numbers of this rank that are still being made when it returns."""
+    """Return numbers of this rank whose computation may still be running on the device."""
     x = torch.arange(LENGTH, dtype=torch.float32, device=device)
     return x.add_(world.rank).mul_(2).add_(1)
 
@@ -86,7 +86,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def with_result(operation: Operation) -> Program:
-    """What is sent has just been begun, what is received is used at once."""
+    """Return a program that sends a tensor still being computed, and uses the received one at once."""
 
     def program(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
         return [operation(world, late(world, device)) * 3]
@@ -114,7 +114,7 @@ def one_letter_after_the_other(world: Communicator, device: torch.device | None 
 
 
 def run_on_the_lane(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
-    """Blocking code with operations in it, whose result is used."""
+    """Run blocking code with operations in it on the communication thread, and use its result."""
     x = late(world, device)
 
     def call() -> Tensor:
@@ -126,7 +126,7 @@ def run_on_the_lane(world: Communicator, device: torch.device | None = None) -> 
 
 
 def handed_over(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
-    """One lane begins, another one goes on with it."""
+    """Begin an operation on one communication thread, and continue it on another one."""
     x, across = late(world, device), world.split(0, world.rank).with_own_thread()
 
     def call() -> Work:
@@ -137,7 +137,7 @@ def handed_over(world: Communicator, device: torch.device | None = None) -> list
 
 
 def result_let_go(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
-    """What the first call returned is freed while it is still read, and the second one wants memory."""
+    """Free the first call's result while it is still read, and allocate memory in the second call."""
     x, free = late(world, device), threading.Event()
 
     def second() -> Tensor:
@@ -153,13 +153,13 @@ def result_let_go(world: Communicator, device: torch.device | None = None) -> li
 
 
 def own_stream(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
-    """All on a stream that is the program's own."""
+    """Run all operations on a stream that the program has created."""
     with stream_on(device):
         return on_the_host(in_flight(world, device))
 
 
 def waited_for_elsewhere(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
-    """Asked for on one stream, waited for and used on another one."""
+    """Begin an operation on one stream, and wait for it and use its result on another one."""
     x = late(world, device)
     other = stream_on(device)
     work = world.allreduce(x)
@@ -174,8 +174,10 @@ def stream_on(device: torch.device | None) -> AbstractContextManager[Any]:
 
 
 class Later:
-    """What `dropped` needs of a backend: two ranks that send each other the same, by copies on the current
-    stream. As with NCCL nobody waits."""
+    """The part of a backend that `dropped` needs: two ranks that send each other the same tensor.
+
+    It makes copies on the current stream and, like NCCL, does not wait for them.
+    """
 
     name, rank, size, node = "later", 0, 2, 0
 
@@ -187,11 +189,11 @@ class Later:
 
 
 def dropped(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
-    """Nobody holds what is sent but the operation, and others want memory."""
+    """Keep no reference to the sent tensor except the operation's, while other tensors need memory."""
     later = Communicator(cast(Backend, Later()), timeout=PATIENCE)
     out = late(world, device)
     work = later.alltoall(out, late(world, device))
-    while not work.done():  # the host's part of it
+    while not work.done():  # waits for the host's part of the operation
         time.sleep(0.001)
     other = torch.full_like(out, 77.0)
     work.wait()

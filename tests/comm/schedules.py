@@ -1,7 +1,7 @@
-"""Random programs of ranks, executed one action after another: what a deadlock is, without threads.
+"""Random programs of ranks, executed one action after another, which define a deadlock without threads.
 
-The state of each rank is in a real `RankWatch`, with lanes that no thread executes. How far the ranks
-get does not depend on the order of actions: no rank chooses between two that others send it.
+The state of each rank is in a real `RankWatch`, whose communication threads are simulated. How far the ranks
+get does not depend on the order of actions: no rank chooses between two messages from others.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Op(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """What a lane executes."""
+    """A call that a communication thread executes."""
 
     ops: list[Op]
     at: int = 0
     future: Future[None] = field(default_factory=Future)
     inner: Call | None = None
-    """What this one has handed to another lane."""
+    """The call that this one has submitted to another communication thread."""
 
 
 @dataclass(eq=False)
 class FakeLane:
-    """Has what a `RankWatch` reads, and the calls in their order."""
+    """A simulated communication thread: the attributes that a `RankWatch` reads, and the calls in order."""
 
     ident: int
     watch: RankWatch | None = None
@@ -51,11 +51,11 @@ class FakeLane:
 
 WAIT = "wait"
 Program = list[Op | list[Op] | str]
-"""Start an operation or a call of several; wait for the oldest one under way."""
+"""Items start an operation or a call of several operations, or wait for the oldest pending call."""
 
 
 class Kept:
-    """Reports under way to the table."""
+    """Reports that have been sent but are not yet in the table."""
 
     def __init__(self) -> None:
         self.reports: deque[Report] = deque()
@@ -70,7 +70,7 @@ class Kept:
 
 
 class Rank:
-    """Executes a program."""
+    """A rank that executes a program."""
 
     def __init__(
         self, rank: int, program: Program, comms: list[list[int]], lane_of: list[int], begun: Counter[Any]
@@ -88,7 +88,7 @@ class Rank:
         self.has_left = False
 
     def actions(self) -> Iterator[Callable[[], None]]:
-        """What this rank can do now."""
+        """Yield the actions that this rank can take now."""
         if not self.has_left and (self.at == len(self.program) or self.program[self.at] != WAIT):
             yield self.go_on
         elif not self.has_left and self.under_way[0][1].future.done():
@@ -171,17 +171,17 @@ class Rank:
         call.at += 1
 
     def look(self) -> None:
-        """Report as a thread does that waits."""
+        """Send a report, as a waiting thread does."""
         if self.watch._owner in self.watch._waiting:
             state = self.watch._state()
             self.kept.add(self.rank, Report(False) if state is None else self.watch._blocked(state))
 
 
 def written(dice: random.Random) -> tuple[list[Program], list[list[int]], list[int]]:
-    """Return a program of each rank, the members of all communicators, and the lane of each.
+    """Return a program of each rank, the members of each communicator, and its communication thread.
 
-    All ranks make their parts of the same calls, except those that swap two or leave some out. A lane waits
-    only for later ones.
+    All ranks make their parts of the same calls, except those that swap two or leave some out. A
+    communication thread waits only for those with higher numbers.
     """
     n = dice.randint(2, 4)
     comms = [sorted(dice.sample(range(n), dice.randint(2, n))) for _ in range(dice.randint(2, 5))]
@@ -207,7 +207,7 @@ def written(dice: random.Random) -> tuple[list[Program], list[list[int]], list[i
 
 
 def _complete_waits(program: Program) -> None:
-    """Nobody waits for what is not under way, and everybody in the end for all that is."""
+    """Remove waits where nothing is pending, and add waits at the end for everything that is."""
     items, under_way = list(program), 0
     program.clear()
     for item in items:
@@ -221,7 +221,7 @@ def executed(dice: random.Random) -> tuple[set[int], Table]:
     """Execute random programs in a random order, with one slow rank and with reports that arrive late.
 
     Returns:
-        The ranks which never come to their end, and what was found.
+        The ranks that never finish, and the table of reports with the deadlock found.
     """
     programs, comms, lane_of = written(dice)
     begun: Counter[Any] = Counter()

@@ -1,4 +1,4 @@
-"""Two levels: the same runs as at one, and sums in the order of the places and then of the nodes."""
+"""Tests of collectives in two levels, whose sums are over the ranks of a node and then over nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def brought(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 
 def added(n: int, H: int, L: int, count: int) -> np.ndarray[Any, Any]:
-    """Of the runs of all ranks: of each node, and then of all nodes, one by one."""
+    """Return the sum of all ranks' vectors, computed one by one in each node, and then over the nodes."""
     xs = np.stack([brought(rank, n * count).numpy() for rank in range(n)]).reshape(H, L, n, count)
     of_node = xs[:, 0]
     for place in range(1, L):
@@ -91,7 +91,7 @@ def test_sums_are_of_the_node_and_then_of_all(
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("over", [True, False])
 def test_long_vectors_of_ranks_that_share_nodes_go_so(run: Run, over: bool) -> None:
-    """And no others: by the order of the sums."""
+    """The order of additions shows that only long vectors are reduced in two levels."""
     count = by_node.SHORTEST // 16 - (not over)
 
     def found(world: Communicator) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ def test_long_vectors_of_ranks_that_share_nodes_go_so(run: Run, over: bool) -> N
 
 
 def with_nodes(node: int) -> Backend:
-    """A communicator of the processes that there are, as if they were on such nodes."""
+    """Return a communicator of the existing processes, with the given node number on this rank."""
     from mpi4py import MPI
 
     from hpcsgd.comm.mpi import MpiBackend

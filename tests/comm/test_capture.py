@@ -1,4 +1,4 @@
-"""What is captured is refused; as far as it can be seen without a GPU."""
+"""Tests of the refusal to communicate while CUDA captures a graph, as far as possible without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which library carries the tensors of devices; here that is the host's memory, and its library gloo."""
+"""Tests of the choice of a backend for device tensors, here with host memory and gloo as the library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def there(world: Communicator, wanted: str = "auto") -> Device:
 
 
 def choose(wish: BackendName, *, inside: bool = True, own=there, n: int = 2, nodes=(0, 0)) -> tuple[str, str]:
-    """What all ranks choose alike, and what was passed over."""
+    """Return the backend that all ranks choose, and the reasons against others."""
 
     def ask(world: Communicator) -> tuple[str, str]:
         ranks, passed_over = chosen(world, wish, own(world), inside)
@@ -95,7 +95,7 @@ def test_a_rank_without_one_is_told() -> None:
     ("broken", "told"), [("alltoall", "alltoall"), ("allreduce", "allreduce"), ("sendrecv", "sendrecv")]
 )
 def test_what_arrives_wrong_is_not_used(broken: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one rank alone, and heard of by all."""
+    """One rank alone receives wrong values, and all ranks reject the backend."""
     right = getattr(backend_choice.GroupBackend, broken)
 
     def wrong(backend: Backend, *arguments) -> None:
@@ -120,7 +120,7 @@ def test_a_library_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_split_off_or_made_apart_is_staged_again() -> None:
-    """Two groups of NCCL at once, on a lane each, may wait for each other for ever."""
+    """Two NCCL groups used at once, from one communication thread each, may wait for each other forever."""
 
     def ask(world: Communicator) -> list[str]:
         ranks, _ = chosen(world, "nccl", there(world), inside=True)
@@ -132,7 +132,7 @@ def test_what_is_split_off_or_made_apart_is_staged_again() -> None:
 
 
 def test_a_second_choice_replaces_the_first_one() -> None:
-    """The library of the first choice would carry host tensors for the second one."""
+    """Otherwise the library of the first choice would send host tensors for the second one."""
 
     def ask(world: Communicator) -> bool:
         first, _ = chosen(world, "nccl", there(world), inside=True)
@@ -144,7 +144,7 @@ def test_a_second_choice_replaces_the_first_one() -> None:
 
 
 def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a bucket crosses groups on a lane of its own."""
+    """Otherwise averages across groups run on a communication thread of their own."""
 
     def share(world: Communicator) -> bool:
         topology = form_as_launched(world, 2, None).topology

@@ -1,4 +1,4 @@
-"""One communication thread: calls one by one, errors and phases at home, an end in finite time."""
+"""Tests of one communication thread: order of calls, errors, phases, and an end in finite time."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_submitting_from_the_lane_runs_at_once() -> None:
 def test_work_handed_over_to_another_lane_is_done_when_that_is() -> None:
     here, there, release = CommThread("here"), CommThread("there"), threading.Event()
     work = submit(here, lambda: submit(there, release.wait))
-    submit(here, lambda: None).wait()  # the lane itself is through with it
+    submit(here, lambda: None).wait()  # the thread itself has finished the call
     assert not work.done()
     release.set()
     assert work.wait() is True
@@ -165,7 +165,7 @@ def test_a_finished_operation_lets_go_of_its_tensors() -> None:
 
 
 def test_a_lane_that_was_closed_begins_again() -> None:
-    """One part of a program ends what it has on it, and another one goes on."""
+    """A part of a program may close the thread while another part continues to use it."""
     comm_thread, stats = CommThread("closed for a while"), CommStats()
     first = comm_thread.submit(threading.get_ident, "first", 60, stats).wait()
     assert comm_thread.close(60)
@@ -176,19 +176,22 @@ def test_a_lane_that_was_closed_begins_again() -> None:
 
 
 def what_mkl_has_noted() -> ctypes.c_int | None:
-    """The processor by which it chooses kernels of vector functions, -1 before the first of them: what the
-    first instruction of the function that finds it out loads. None where that is another MKL."""
+    """Return where MKL stores the processor type by which it chooses kernels of vector functions.
+
+    The value is −1 before the first of these functions runs. Its address is taken from the first instruction
+    of the function that detects the processor. The result is None if that function begins differently.
+    """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     if not library.exists() or not hasattr(torch_cpu := ctypes.CDLL(str(library)), "mkl_vml_serv_cpu_detect"):
         return None
     start = ctypes.cast(torch_cpu.mkl_vml_serv_cpu_detect, ctypes.c_void_p).value or 0
-    if ctypes.string_at(start, 2) != b"\x8b\x05":  # mov eax, [so many bytes from the next instruction]
+    if ctypes.string_at(start, 2) != b"\x8b\x05":  # mov eax, [offset from the next instruction]
         return None
     return ctypes.c_int.from_address(start + 6 + ctypes.c_int.from_address(start + 2).value)
 
 
 def test_mkl_knows_the_processor_before_there_are_other_threads() -> None:
-    """Where several find it out at once, one may compute with another kernel, to other bits."""
+    """If several threads detect it at once, one may use another kernel, which gives other bits."""
     if (noted := what_mkl_has_noted()) is None:
         pytest.skip("not the MKL that threads must not come upon together")
     know_processor()

@@ -1,4 +1,4 @@
-"""Which reports are a deadlock, and how it is told."""
+"""Tests of which reports are a deadlock, and of the message about it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_rank_that_has_left() -> None:
     )
     assert (
         found(blocked("w", 7, range(2)), Report(True, (), {"w": 7}, last="")) is None
-    )  # it has made its part
+    )  # it has completed its part
 
 
 def test_a_rank_that_waits_while_it_leaves() -> None:
@@ -95,11 +95,11 @@ def test_ranks_that_leave_and_miss_each_other() -> None:
 
 def test_a_chain_to_a_rank_that_computes_is_none() -> None:
     assert found(blocked("a", 1, (0, 1)), blocked("b", 1, (1, 2)), Report(False)) is None
-    assert found(blocked("a", 1, (0, 1)), blocked("b", 1, (1, 2))) is None  # nothing was heard of rank 2
+    assert found(blocked("a", 1, (0, 1)), blocked("b", 1, (1, 2))) is None  # there is no report of rank 2
 
 
 def test_all_waits_of_a_rank_have_to_be_in_vain() -> None:
-    """Rank 0 waits on two lanes: for rank 1, which waits for it, and for rank 2, which computes."""
+    """Rank 0 waits for rank 1, which waits for it, and on another thread for rank 2, which computes."""
     two = Report(True, (*blocked("a", 1, (0, 1)).waits, *blocked("b", 1, (0, 2)).waits), {"a": 1, "b": 1})
     back = blocked("c", 1, (0, 1))
     assert found(two, back, Report(False)) is None
@@ -175,7 +175,7 @@ def test_reports_arrive_as_they_were_sent(ranks: Sequence[int]) -> None:
 
 
 class Outbox:
-    """Of rank 1: what it sends."""
+    """The messages that rank 1 sends."""
 
     rank = 1
 

@@ -1,4 +1,4 @@
-"""Real jobs of several processes that end badly: everywhere, soon, with one message and the right code."""
+"""Jobs of several processes that fail: all ranks end soon, with one message and the right exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LONG = {
     "an exception after stdout was closed",
     "an exception that has no words",
 }
-"""Left to `make test-long`: every process takes seconds to start."""
+"""Cases that only `make test-long` runs, because every process takes seconds to start."""
 BOTH, ALL = (0, 1), (0, 1, 2, 3)
 
 
@@ -55,18 +55,18 @@ class Case(NamedTuple):
 
     body: str
     message: str = ""
-    """What has to be printed exactly once."""
+    """The text that has to be printed exactly once."""
     code: int | None = None
-    """The launcher's exit code; None: anything but 0."""
+    """The launcher's exit code; None means any code except 0."""
     timeout: float = 60
     traceback: int = 0
-    """How many tracebacks are printed."""
+    """The number of tracebacks printed."""
     lines: tuple[int, ...] = ()
-    """Ranks of which nothing is lost that they printed before."""
+    """The ranks whose earlier output must be complete."""
     said: tuple[str, ...] = ()
-    """What else is printed."""
+    """Other texts that have to be printed."""
     exact: bool = False
-    """Nobody is killed, so the code is certain: the launcher may report that of a rank it killed."""
+    """True if no rank is killed. Otherwise the launcher may report the code of a rank that it killed."""
     n: int = 2
 
 
@@ -219,7 +219,7 @@ def test_all_ranks_end(name: str, tmp_path: Path) -> None:
         assert job.code == case.code, everything
     else:
         assert job.code in ({case.code} | KILLED if case.code else set(range(1, 256))), everything
-    assert "MPI_Abort(comm=" not in everything  # only of the whole job is Hydra told
+    assert "MPI_Abort(comm=" not in everything  # only an abort of the whole job is reported to Hydra
     assert job.seconds < LIMIT + (case.timeout if case.timeout < 60 else 0)
     if case.message:
         assert everything.count(case.message) == 1, everything
@@ -233,7 +233,7 @@ def test_all_ranks_end(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_killed_in_a_process_group(tmp_path: Path) -> None:
-    """Told once, or the launcher is faster."""
+    """The message is printed once, or not at all if the launcher ends the ranks first."""
     job = launch(
         tmp_path,
         f"{GROUP}fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nwork_in_group()",
@@ -259,7 +259,7 @@ ALONE = {
     "exit_all": Case("fault()\nexit_all(75)", "", 75),
     "an exception": Case("fault()\nraise KeyError('which key')", "hpcsgd: KeyError", 1, traceback=1),
     "a UserError": Case("fault()\nraise UserError('no such file: x')", "hpcsgd: no such file: x", 1),
-    "Ctrl-C": Case(  # a pytest in the background hands down that SIGINT is ignored
+    "Ctrl-C": Case(  # a pytest in the background passes on that SIGINT is ignored
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "fault()\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)",
         "hpcsgd: interrupted",
@@ -287,7 +287,7 @@ def test_leaving_in_good_order_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nobody_leaves_while_others_may_ask(tmp_path: Path) -> None:
-    """Rank 1 asks when the others have long been through, for longer than leaving together may take."""
+    """Rank 1 sends a request long after the others have finished, and later than the shutdown may last."""
     job = launch(
         tmp_path,
         f"{SERVICE}world.barrier()\nfault()\n"
@@ -321,7 +321,7 @@ def test_rank_0_alone_tells_what_all_raise(
 
 @pytest.mark.slow
 def test_an_exit_that_did_not_come_about_is_none(tmp_path: Path) -> None:
-    """One that was caught, and one of a thread."""
+    """The script catches one exit, and the other one ends only a thread."""
     job = launch(
         tmp_path,
         "import threading\nfault()\ntry:\n    sys.exit(3)\nexcept SystemExit:\n    pass\n"
@@ -333,7 +333,7 @@ def test_an_exit_that_did_not_come_about_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_forked_process_ends_alone(tmp_path: Path) -> None:
-    """Neither does it end the job, nor MPI; by its exit code it ends as any Python."""
+    """It ends neither the job nor MPI, and its exit code is that of any Python process."""
     ends = ["sys.exit(3)", "sys.exit('enough')", "pass", "raise KeyError", "raise SystemExit(0)"]
     cases = "".join(f"    if n == {n}:\n        {end}\n" for n, end in enumerate(ends))
     job = launch(
@@ -358,7 +358,7 @@ def test_a_forked_process_ends_alone(tmp_path: Path) -> None:
 
 
 def ours(error: Exception) -> None:
-    """As a call of ours would raise it: below no frame of the script's."""
+    """Raise `error` as a call of hpcsgd would, from a frame that does not belong to the script."""
     exec("raise error", {"__name__": "hpcsgd.made", "error": error})
 
 

@@ -1,4 +1,4 @@
-"""Real jobs of three processes, each with a test device of its own, that end badly."""
+"""Jobs of three processes that fail, where each process has a test device of its own."""
 
 from __future__ import annotations
 

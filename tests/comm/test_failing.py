@@ -1,4 +1,4 @@
-"""Faults at (rank, step), the way the tests of later methods will inject them."""
+"""Tests of faults injected at a given rank and step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def steps(world: Communicator, faults: Faults, count: int = 4) -> int:
 
 
 def test_it_happens_at_that_step_of_that_rank_only() -> None:
-    """Also in a split communicator where the rank has another number."""
+    """This also holds in a split communicator, where the rank has another number."""
     faults, reached = Faults().at(1, 2, broken), {}
 
     def training(world: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""Addresses of devices for MPI: what a library has to say before, and what is done first."""
+"""Tests of device addresses given to MPI: what the library has to report, and what has to happen before."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ OPERATIONS: dict[str, Callable[[Backend, torch.Tensor, torch.Tensor], object]] =
 def test_what_the_stream_was_given_is_done_before_mpi_sees_an_address(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before every single call of the library, and every one of them is on a settled device."""
+    """The device is synchronized before every single call of the library."""
     order: list[str] = []
     monkeypatch.setattr(gpu_mpi, "settle", lambda device: order.append("settle"))
 
     class Noting:
-        """`ByDevice`'s host, asked by the operation under test alone."""
+        """A wrapper of the host's backend that records the calls which the tested operation makes."""
 
         def __init__(self, inner: Backend) -> None:
             self.inner = inner
@@ -102,10 +102,10 @@ def test_what_the_stream_was_given_is_done_before_mpi_sees_an_address(
 @pytest.mark.of_mpi
 @pytest.mark.ranks(2)
 def test_this_machines_library_is_asked(run) -> None:
-    """It knows no GPUs: it was built on a machine without."""
+    """The library reports no support for GPUs, because it was built on a machine without them."""
 
     def ask(world: Communicator) -> str:
-        host = getattr(world.backend, "host")  # noqa: B009 - a Backend need have none
+        host = getattr(world.backend, "host")  # noqa: B009 - not every Backend has one
         assert isinstance(host, TakesAddresses)
         return host.lacks(torch.device("cuda", 0))
 

@@ -1,4 +1,4 @@
-"""Which backend joins the ranks, and why: by what started them, or as was asked for."""
+"""Tests of which backend connects the ranks: it depends on the launcher or on the user's choice."""
 
 from __future__ import annotations
 

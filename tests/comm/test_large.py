@@ -1,4 +1,4 @@
-"""More elements than one call of MPI takes: reductions in pieces, moves beyond what an int counts."""
+"""Tests with more elements than one MPI call takes: reductions in pieces, and counts beyond a C int."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT = 2**31
 
 
 class Spy:
-    """An MPI communicator, and the names of the calls made on it."""
+    """An MPI communicator that records the names of the calls made on it."""
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
@@ -25,7 +25,7 @@ class Spy:
 
 
 @pytest.mark.processes
-@pytest.mark.of_mpi  # which alone reduces in pieces
+@pytest.mark.of_mpi  # the only backend that reduces in pieces
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_reductions_in_pieces_give_the_whole(run, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpcsgd.comm import mpi
@@ -69,7 +69,7 @@ def wanted(request: pytest.FixtureRequest) -> None:
 @pytest.mark.usefixtures("wanted")
 @pytest.mark.parametrize("operation", ["bcast", "allgather", "alltoall", "allreduce", "sendrecv"])
 def test_more_elements_than_an_int_counts(run, operation: str) -> None:
-    """One byte an element: each rank holds 2 to 4.5 GiB."""
+    """With one byte per element, each rank holds 2 to 4.5 GiB."""
 
     def move(world: Communicator) -> bool:
         other = 1 - world.rank

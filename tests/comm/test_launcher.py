@@ -1,4 +1,4 @@
-"""What the launchers leave in the environment, and worlds that are not what they started."""
+"""Tests of the variables that launchers set, and of worlds that differ from what was started."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
 }  # fmt: skip
 ONE_HELPER_ON_EACH_NODE = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
-# (environment, launcher, ranks it means, rank it means, that on the node, ranks on the node)
+# (environment, launcher, number of ranks, rank, rank on the node, number of ranks on the node)
 CASES = {
     "MPICH or Intel MPI": (HYDRA, "mpiexec of MPICH or Intel MPI (PMI_SIZE)", 4, 2, 0, 2),
     "PMI alone": (PMI, "mpiexec or srun with PMI (PMI_SIZE)", 4, 2, None, None),
@@ -103,7 +103,7 @@ def test_where_none_left_a_trace(case: str) -> None:
 
 
 def test_every_launcher_has_a_case() -> None:
-    """With all of its variables."""
+    """The case sets all variables that identify the launcher."""
     left = [set(environ) for environ, *_ in CASES.values()]
     assert [
         launcher.name for launcher in LAUNCHERS if not any(launcher.variables <= each for each in left)
@@ -121,7 +121,7 @@ def test_a_world_of_that_size_is_right_and_one_of_one_rank_wrong(case: str) -> N
 
 
 def test_of_worlds_of_one_rank_a_single_one_tells() -> None:
-    """The first that can know it."""
+    """If several ranks each see a world of one, the first that can tell this prints the message."""
 
     def speak(environ: Mapping[str, str], variable: str) -> list[bool]:
         told = [launched({**environ, variable: str(rank)}) for rank in range(3)]
@@ -140,7 +140,7 @@ ONE = {
     "a shell of srun": {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
     "a script of torchrun": {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
 }
-"""What other launchers left, in the environment of whom the one that counts starts its ranks."""
+"""Variables of an outer launcher, in whose environment the launcher that counts starts its ranks."""
 
 
 @pytest.mark.parametrize("fitting", [HYDRA, PMI, OPEN_MPI, SLURM_STEP], ids=str)
@@ -157,7 +157,7 @@ def test_a_launcher_around_the_one_that_fits_does_not_count(around: str, fitting
 
 @pytest.mark.parametrize("around", ["a shell of Open MPI", "a batch script of jsrun"])
 def test_worlds_of_one_rank_are_seen_behind_a_launcher_of_one(around: str) -> None:
-    """Where `srun` starts four that MPI does not join, each of them trains alone."""
+    """If `srun` starts four ranks that MPI does not connect, each of them would train alone."""
     environ = {**ONE[around], **SLURM_STEP}
     with pytest.raises(JobError, match=r"^srun \(SLURM_STEP_NUM_TASKS\) started 4 ranks"):
         check_world(1, "MPICH 5", environ)
@@ -178,7 +178,7 @@ def test_how_to_train_alone_in_a_shell_of_many() -> None:
 def test_torchrun_is_refused_where_the_backend_is_mpi() -> None:
     with pytest.raises(JobError, match=r'Use mpiexec -n 4 or srun, or the backend "auto" or "gloo"$'):
         check_world(1, "MPICH 5", TORCHRUN)
-    own = {"WORLD_SIZE": "4", "RANK": "3"}  # as scripts set them for torch, by whatever launcher
+    own = {"WORLD_SIZE": "4", "RANK": "3"}  # some scripts set these for torch under any launcher
     check_world(1, "MPICH 5", own)
 
 

@@ -1,4 +1,4 @@
-"""torch's own mesh over our ranks: what `fully_shard` does inside groups, and how such jobs end."""
+"""Tests of torch's device mesh over our ranks: `fully_shard` in groups, and how such jobs end."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def told(job: Job) -> list[str]:
 
 
 def test_ranks_that_share_a_gpu_are_told_before_nccl_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL itself says "Duplicate GPU detected", among many lines, when it is first used."""
+    """NCCL reports "Duplicate GPU detected" only when it is first used, among many lines."""
     monkeypatch.setattr(mesh, "missing", lambda library: "")
     gpus = ["node A", "node B", "node C", "node B"]
     monkeypatch.setattr(mesh, "_accelerator_of", lambda world, kind: gpus[world.rank])
@@ -217,7 +217,7 @@ def test_ranks_that_share_a_gpu_are_told_before_nccl_tells_it(monkeypatch: pytes
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_mesh_of_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own error is a traceback, where it was built with NCCL."""
+    """Where torch was built with NCCL, its own error is a traceback."""
     monkeypatch.setattr(mesh, "missing", lambda library: "")
     told = "mesh of 'cuda' devices: torch sees none here"
     with pytest.raises(UserError, match=f"^{told}"):

@@ -1,4 +1,4 @@
-"""Messages between two ranks, and requests answered while their owner computes."""
+"""Tests of messages between two ranks, and of requests answered while their owner computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.comm import ANY, Communicator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_sendrecv_around_a_ring(run, n: int, dtype: torch.dtype) -> None:
-    """Everybody sends before receiving: blocking sends of this size would wait for each other."""
+    """All ranks send before they receive: blocking sends of this size would deadlock."""
 
     def shift(world: Communicator) -> int:
         right, left = (world.rank + 1) % n, (world.rank - 1) % n
@@ -27,7 +27,7 @@ def test_sendrecv_around_a_ring(run, n: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_sendrecv_of_different_types_and_partners(run, n: int) -> None:
-    """Rank 0 sends to all, all answer; nobody else talks."""
+    """Rank 0 sends to all others, and all of them answer; no other messages are sent."""
 
     def star(world: Communicator) -> list[float]:
         if world.rank == 0:
@@ -51,10 +51,10 @@ def test_messages_of_one_sender_keep_their_order(run, n: int) -> None:
             number = torch.tensor([10 * world.rank])
             for _ in range(3):
                 world.send(number, 0).wait()
-                number += 1  # what was sent is ours again
+                number += 1  # the sent tensor may be changed again
             return None
         x, received, senders = torch.zeros(1, dtype=torch.int64), [], []
-        for source in range(n - 1, 0, -1):  # not the order of arrival
+        for source in range(n - 1, 0, -1):  # differs from the order of arrival
             for _ in range(3):
                 senders.append(world.recv(x, source).wait())
                 received.append(int(x))
@@ -66,7 +66,7 @@ def test_messages_of_one_sender_keep_their_order(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_requests_are_answered_while_their_owner_is_busy(run, n: int) -> None:
-    """Rank 0 waits in a collective of the world that the others join only once they have been answered."""
+    """Rank 0 waits in a collective that the others join only after their requests have been answered."""
 
     def parameter_server(world: Communicator) -> tuple[float, list[int]]:
         desk = world.dup_with_thread()

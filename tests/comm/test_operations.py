@@ -1,4 +1,4 @@
-"""Every operation of a transport, exactly, for every element type it takes."""
+"""Exact tests of every operation of a backend, for every element type that it supports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOVED = [*SUMMED, torch.uint8, torch.int8, torch.int16, torch.bool, torch.float8
 
 
 def numbers(rank: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Different on every rank and at every place, and small enough to be exact in every type with sums."""
+    """Return numbers that differ between ranks and positions, and are small enough for exact sums."""
     return ((torch.arange(count) * 3 + rank) % 7).to(dtype)
 
 
@@ -85,7 +85,7 @@ def test_allgatherv_takes_uneven_counts(run, n: int, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("dtype", [*SUMMED, torch.uint8])
 @pytest.mark.parametrize("n", SIZES)
 def test_allreduce_sums_and_compares(run, n: int, dtype: torch.dtype) -> None:
-    """Seven elements: no multiple of the ranks, so that nothing may rely on even runs."""
+    """Seven elements are not divisible by the number of ranks, so nothing may rely on equal parts."""
 
     def reduce(world: Communicator) -> tuple[Tensor, Tensor]:
         total, largest = (numbers(world.rank, 7, dtype) for _ in range(2))
@@ -103,7 +103,7 @@ def test_allreduce_sums_and_compares(run, n: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("dtype", "large"), [(torch.bfloat16, 256.0), (torch.float16, 2048.0)])
 @pytest.mark.parametrize("n", [4, 8])
 def test_narrow_sums_are_rounded_once(run, n: int, dtype: torch.dtype, large: float) -> None:
-    """`large` + 1 rounds back to `large`, so any order of additions in 16 bits ends lower."""
+    """`large` + 1 rounds back to `large`, so additions in 16 bits would give a smaller sum in any order."""
 
     def reduce(world: Communicator) -> tuple[Tensor, Tensor]:
         x = torch.tensor([large if world.rank == 0 else 1.0] * n, dtype=dtype)
@@ -161,7 +161,7 @@ def test_bcast_from_every_root(run, n: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("n", SIZES)
 def test_tensors_may_have_any_shape_and_no_elements(run, n: int) -> None:
-    """Of 0 dimensions, of several, and empty ones."""
+    """The tensors have no dimensions, several dimensions, or no elements."""
 
     def reduce(world: Communicator) -> tuple[Tensor, Tensor, int]:
         scalar, matrix = torch.tensor(1.0), torch.ones(2, 3, dtype=torch.bfloat16)
@@ -210,7 +210,7 @@ def test_split_makes_uneven_groups_ordered_by_key(run, n: int, colors: list[int]
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_works_are_carried_out_in_the_order_given(run, n: int) -> None:
-    """Nobody waits in between; each operation's input is the one before it's output."""
+    """No rank waits in between; each operation's input is the output of the one before it."""
 
     def chain(world: Communicator) -> tuple[float, list[int]]:
         pair = world.split(world.rank // 2, world.rank)
@@ -227,7 +227,7 @@ def test_works_are_carried_out_in_the_order_given(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", SIZES)
 def test_run_is_ordinary_code_on_the_lane(run, n: int) -> None:
-    """Operations inside are done when they return from wait; its value and its error reach who waits."""
+    """Operations inside have finished when wait() returns; the caller gets the value or the error."""
 
     def composite(world: Communicator) -> tuple[float, bool, str]:
         def mean() -> float:
@@ -245,7 +245,7 @@ def test_run_is_ordinary_code_on_the_lane(run, n: int) -> None:
 
 
 def test_threads_keep_nothing_of_what_was_sent() -> None:
-    """Where the next operation is far, as a meeting may be."""
+    """No reference may remain after an operation, because the next one may be much later."""
     meeting = Rendezvous(3, 30.0, [])
 
     def gone(world: Communicator) -> bool:

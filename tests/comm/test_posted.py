@@ -1,4 +1,4 @@
-"""Records that a thread posts by itself, beside whatever its lane has to do."""
+"""Tests of records that a thread posts directly, whatever its communication thread is doing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_next_one_is_not_taken_for_one_that_nobody_has_waited_for(run) -> No
 
 @pytest.mark.ranks(2)
 def test_memory_that_mpi_still_writes_into_is_kept(run) -> None:
-    """Even if an exception has made everybody forget what was posted, its transport included."""
+    """This holds even if, after an exception, nothing refers to the record or its communicator any more."""
 
     def body(world: Communicator) -> tuple[bool, bool]:
         backend, received = world.control.backend, bytearray(2)
@@ -121,7 +121,7 @@ def test_a_rank_that_fails_ends_the_wait_of_the_others() -> None:
 
 
 def test_ranks_that_miss_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits for what it has posted, the other one in a collective operation of its lane."""
+    """One rank waits for the record that it has posted, the other one in a collective operation."""
     monkeypatch.setattr(rank_watch, "PATIENCE", 0.05)
     monkeypatch.setattr(rank_watch, "LOOK", 0.02)
 
@@ -137,7 +137,7 @@ def test_ranks_that_miss_each_other_are_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_posted_and_not_awaited_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All records are there, and the ranks wait for each other in collective operations all the same."""
+    """All records have arrived, but the ranks wait for each other in collective operations."""
     monkeypatch.setattr(rank_watch, "PATIENCE", 0.05)
     monkeypatch.setattr(rank_watch, "LOOK", 0.02)
 

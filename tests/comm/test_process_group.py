@@ -1,4 +1,4 @@
-"""What a process group has besides the operations, which `conftest.py` sends through the battery."""
+"""Tests of a process group beyond the operations, which `conftest.py` tests with the battery."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_a_missing_rank_is_noticed_in_time() -> None:
                 group.allreduce(torch.ones(3)).wait()
         seconds = time.perf_counter() - start
         noticed.wait(20)
-        close_libraries()  # or the lane waits on for as long as the library lets it
+        close_libraries()  # otherwise the communication thread waits until the library's timeout
         return seconds
 
     assert max(threads.run(3, wait_for_rank_one, timeout=5)) < 5
 
 
 def test_nobody_has_the_group_before_all_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever left at once would have gloo wait for it twice the time, in ranks that it still connects."""
+    """If a rank left before, gloo would wait for it twice the timeout, in ranks that are still connecting."""
     made, one_has_it = process_group._made, threading.Event()
     early: list[bool] = []
 
@@ -121,7 +121,7 @@ def test_who_sends_has_to_be_named() -> None:
 
 
 class NotedGroup:
-    """In the place of NCCL's: notes what it is asked."""
+    """A replacement for NCCL's group that records the calls made."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -135,7 +135,7 @@ class NotedGroup:
 
 
 def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other on a stream, two ranks would wait for each other."""
+    """If they began one after the other on a stream, two ranks would wait for each other."""
     group, watched = NotedGroup(), []
 
     def talk(world: Communicator) -> None:
@@ -240,7 +240,7 @@ def test_a_library_that_torch_lacks_is_named() -> None:
 
 
 def test_the_end_of_a_job_that_no_device_tells(capfd: pytest.CaptureFixture[str]) -> None:
-    """In a thread of its own, while whoever waits for the device cannot hear."""
+    """The process is ended from another thread, because the one that waits for the device cannot react."""
     aborted: list[int] = []
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The lines that NCCL goes through, on the test device: by a process group in the order of streams."""
+"""Tests of the code for NCCL on the test device, with a process group that works in the order of streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcsgd.comm.shutdown import close_libraries
 
 RANKS = 2
 BOTH_SEND_FIRST = {"send", "one_letter_after_the_other"}
-"""On a stream one would wait for ever for the other one to receive."""
+"""Programs in which both ranks send first: on a stream they would wait for each other forever."""
 
 pytestmark = pytest.mark.usefixtures("far_device")
 
@@ -39,7 +39,7 @@ def nccl_is_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def by_nccl(program: Program) -> Program:
-    """`program` of a world whose tensors on devices travel by it."""
+    """Return `program` with a world that uses this process group for tensors on devices."""
 
     def on_a_rank(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
         host = world.backend

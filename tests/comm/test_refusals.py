@@ -1,4 +1,4 @@
-"""What MPI would get silently wrong is refused before anything is sent, with a message."""
+"""Operations for which MPI would silently give wrong results are refused before anything is sent."""
 
 from __future__ import annotations
 

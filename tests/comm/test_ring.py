@@ -1,4 +1,4 @@
-"""The ring: sums by messages alone, the same bits on every rank, of any number of ranks and elements."""
+"""Tests of the ring reduction: it uses messages only, and gives the same bits on every rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ PATIENCE = 60.0  # seconds; the machine may be busy
 
 
 class Post:
-    """Messages of threads. What is received has room of its own until it is there, and nothing is being sent
-    from there."""
+    """Messages between threads.
+
+    A buffer has at most one message to receive at a time, and it must not overlap with what is being sent.
+    """
 
     def __init__(self, rank: int, size: int, boxes: dict[tuple[int, int], queue.Queue[Tensor]]) -> None:
         self.rank, self.size, self._boxes = rank, size, boxes
         self._rooms: set[int] = set()
         self.sending: list[tuple[int, int]] = []
-        """Addresses from which the library may still read."""
+        """Address ranges that the library may still read."""
 
     def post_send(self, x: Tensor, to: int) -> Callable[[], object]:
         self._boxes[self.rank, to].put(x.clone())
@@ -36,7 +38,7 @@ class Post:
         low, high = addresses(out)
         assert not any(start < high and low < stop for start, stop in self.sending)
         self._rooms.add(out.data_ptr())
-        out.fill_(torch.nan)  # it may be written at any time from now on
+        out.fill_(torch.nan)  # the buffer may be written at any time from now on
 
         def received() -> None:
             out.copy_(self._boxes[source, self.rank].get(timeout=PATIENCE))
@@ -86,7 +88,7 @@ def test_all_have_the_same_sum(P: int, M: int, segment: int, mean: bool, monkeyp
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_by_way_of_mpi(run, size: int, dtype: torch.dtype, monkeypatch) -> None:
-    """As between nodes; several one after the other, and some that are the library's among them."""
+    """The ring is used as between nodes, for several reductions in a row; short ones are left to MPI."""
     monkeypatch.setattr(ring, "SEGMENT", 100)
     monkeypatch.setattr(ring, "SHORTEST", 50)
 

@@ -1,4 +1,4 @@
-"""Questions that other ranks answer on a thread of their own."""
+"""Tests of requests that other ranks answer on a thread of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcsgd.comm import Communicator, PeerLost, RequestServer, threads
 
-LARGE = 2_000_000  # bytes: more than MPI sends before somebody receives
+LARGE = 2_000_000  # bytes: more than MPI sends before the receiver is ready
 
 
 def filled(value: int, size: int = LARGE) -> Tensor:
@@ -37,7 +37,7 @@ def test_everybody_asks_everybody_at_once(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_answers_that_wait_for_others(run, n: int) -> None:
-    """Rank 0 answers once all have asked, in the reverse order."""
+    """Rank 0 answers after all requests have arrived, in the reverse order."""
 
     def work(world: Communicator) -> int:
         asked: list[int] = []
@@ -59,7 +59,7 @@ def test_answers_while_the_owner_computes_and_after_it_is_done(run, n: int) -> N
     def work(world: Communicator) -> float:
         service = RequestServer(world, lambda source, question: [(source, question)], 8)
         world.barrier()
-        if world.rank > 0:  # rank 0 is through at once
+        if world.rank > 0:  # rank 0 finishes at once
             time.sleep(0.3)
         start = time.perf_counter()
         others = [rank for rank in range(n) if rank != world.rank]
@@ -77,7 +77,7 @@ def test_answers_while_the_owner_computes_and_after_it_is_done(run, n: int) -> N
 @pytest.mark.parametrize("n", [2, 4])
 def test_nothing_is_left_running(run, n: int) -> None:
     def work(world: Communicator) -> tuple[bool, list[str]]:
-        before = threading.enumerate()  # other tests' servers may still be ending
+        before = threading.enumerate()  # servers of other tests may still be shutting down
         service = RequestServer(world, lambda source, question: [(source, question)], 8)
         service.ask({world.rank: filled(1, 8)}, {world.rank: filled(0, 8)}).wait()
         ended = world.close_dups(60.0)
@@ -89,7 +89,7 @@ def test_nothing_is_left_running(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_at_rest_nobody_asks(run, n: int) -> None:
-    """Whoever is through with the block first must not disturb those who are still in it."""
+    """A rank that finishes the block first must not disturb those that are still in it."""
 
     def work(world: Communicator) -> list[bool]:
         asked: list[int] = []

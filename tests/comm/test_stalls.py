@@ -1,4 +1,4 @@
-"""Ranks that wait for each other end soon, all of them, with one line; ranks that are slow do not."""
+"""Ranks that wait for each other all end soon, with one line; slow ranks do not end the job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Heard(Table):
-    """Tells when ranks have reported that they are blocked."""
+    """A table that signals when ranks have reported that they are blocked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Heard(Table):
             self.changed.notify_all()
 
     def wait_for(self, *ranks: int) -> None:
-        """Return when they are all blocked."""
+        """Return once all these ranks are blocked."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.blocked >= set(ranks), LIMIT)
 
@@ -62,7 +62,7 @@ def one() -> torch.Tensor:
 
 
 def errors_of(n: int, function: Callable[[Communicator], object]) -> list[BaseException | None]:
-    """What every rank raises."""
+    """Return the exception that each rank raises, or None."""
     raised: list[BaseException | None] = [None] * n
 
     def noted(world: Communicator) -> None:
@@ -147,7 +147,7 @@ def test_lanes_that_wait_for_lanes() -> None:
 
 
 def test_ranks_that_answer_others() -> None:
-    """Servers wait for questions for ever, and that is no wait."""
+    """Servers wait for requests forever; this does not count as waiting."""
 
     def serve(world: Communicator) -> None:
         RequestServer(world, lambda source, question: [(source, question)], 8)
@@ -197,7 +197,7 @@ def test_a_chain_to_a_rank_that_computes(heard: Heard) -> None:
 
 @pytest.mark.parametrize("in_one_call", [False, True])
 def test_what_is_queued_on_another_lane_may_free_others(heard: Heard, in_one_call: bool) -> None:
-    """Ranks 0 and 1 wait for each other until rank 2 lets the other lane of rank 0 get on."""
+    """Ranks 0 and 1 wait for each other until rank 2 lets the other thread of rank 0 continue."""
 
     def busy(world: Communicator) -> None:
         with_1, with_2 = world.split(int(world.rank == 2), 0), world.split(int(world.rank == 1), 0)
@@ -300,7 +300,7 @@ def test_a_lane_that_uses_another_is_no_thread_of_its_own() -> None:
 
 
 class Stub:
-    """A backend of which nothing is wanted but to note what its rank waits for meanwhile."""
+    """A backend that only records what its rank waits for during an operation."""
 
     rank, size, node, name, returns_early = 1, 4, 0, "stub", False
 
@@ -443,12 +443,12 @@ def test_processes_end_soon_with_one_line(name: str, tmp_path: Path) -> None:
     ]
     assert job.stderr.count("hpcsgd:") == 1, job
     assert "Traceback" not in job.stderr, job
-    assert job.seconds < SOON + 5, job  # for the launcher
+    assert job.seconds < SOON + 5, job  # includes the launcher's time
 
 
 @pytest.mark.slow
 def test_processes_that_compute_are_waited_for(tmp_path: Path) -> None:
-    """Rank 0 waits for rank 1 and that for rank 2, for ten times as long as they have patience."""
+    """Rank 0 waits for rank 1, and rank 1 for rank 2, ten times longer than `PATIENCE`."""
     job = launch(
         tmp_path,
         "left, right = world.split(int(rank == 2), 0), world.split(int(rank == 0), 0)\nfault()\n"

@@ -1,4 +1,4 @@
-"""Bytes as recording.py states them, for every operation; phases."""
+"""Tests of the recorded bytes of every operation, as documented in recording.py, and of phases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.comm import CommStats, Communicator, Work, phase
 NUMEL = 8
 Operation = Callable[[Communicator, Callable[[int], Tensor]], Work]
 
-# What each sends per rank, in elements; `x(m)` makes a tensor of m elements.
+# What each operation sends per rank, in elements; `x(m)` makes a tensor of m elements.
 SENT: dict[str, tuple[Operation, Callable[[int], float]]] = {
     "alltoall": (lambda t, x: t.alltoall(x(NUMEL), x(NUMEL)), lambda p: (p - 1) / p * NUMEL),
     "reduce_scatter": (

@@ -1,4 +1,4 @@
-"""On devices everything comes in its order, whichever stream is slow; each rule, broken, is seen to be."""
+"""Results on devices do not depend on which stream is slow, and a violation of each rule is detected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_whichever_stream_is_slow_the_bits_are_those_on_the_host(run, program: s
 
 
 def differs(program: Program, slower: int) -> bool:
-    """Whether it comes to something else than on the host under any pattern, `slower` times as slow."""
+    """Return True if the result differs from that on the host in any pattern, `slower` times as slow."""
     here = threads.run(RANKS, program, timeout=PATIENCE)
     for delays in PATTERNS.values():
         slow = {stream: slower * microseconds for stream, microseconds in delays.items()}
@@ -43,7 +43,7 @@ def differs(program: Program, slower: int) -> bool:
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_rule_is_seen(mutant: str) -> None:
-    """Sooner or later: a machine that is very busy is as slow as the stream."""
+    """Longer delays are tried, too, because a very busy machine may be as slow as the stream."""
     program, broken = MUTANTS[mutant]
     with broken():
         assert any(differs(PROGRAMS[program], slower) for slower in (1, 10, 100))

@@ -1,4 +1,4 @@
-"""Sums that are made by torch of what a library only moves."""
+"""Tests of reductions that torch computes where a library only moves the data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hpcsgd.comm import sums
 from hpcsgd.comm.backend import Reduction
 
 LARGE = 40000.0
-"""Two of these are more than float16 has."""
+"""A value of which the double exceeds the range of float16."""
 
 
 class Alone:
-    """A communicator of `size` ranks, all of which bring what this one does."""
+    """A communicator of `size` ranks, all of which contribute the same as this one."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -34,7 +34,7 @@ def ranks(size: int) -> Any:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_mean_of_16_bits_is_rounded_after_the_division(size: int) -> None:
-    """The sum is in no 16 bits."""
+    """The sum before the division exceeds the range of float16."""
     x = torch.full((2 * size,), LARGE, dtype=torch.float16)
     out = torch.empty(2, dtype=torch.float16)
     sums.reduce_scatter(ranks(size), out, x, "mean")

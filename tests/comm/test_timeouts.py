@@ -1,4 +1,4 @@
-"""A rank that does not come: `PeerLost` in time, on threads with the name of who is missing."""
+"""A missing rank leads to `PeerLost` within the timeout; for threads the error names the rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLLECTIVES: dict[str, Callable[[Communicator], object]] = {
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_missing_rank_is_named_within_the_timeout(collective: str) -> None:
-    started = threading.Barrier(3)  # on a busy machine a thread may take longer than SHORT to begin
+    started = threading.Barrier(3)  # on a busy machine a thread may start later than SHORT
 
     def wait_for_rank_one(world: Communicator) -> tuple[tuple[int, ...], str, float] | None:
         world.run(lambda: None, "the thread of the lane begins").wait()
@@ -81,7 +81,7 @@ def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> Non
 
 
 def test_a_rank_that_came_and_then_failed_is_not_missing():
-    """It ended the job before the others had noticed that all were there."""
+    """It ended the job before the others had noticed that all ranks had arrived."""
     meeting = threads.Rendezvous(2, timeout=5, all_rendezvous=[])
     meeting.arrivals[1] = 1
     meeting.abort()

@@ -1,4 +1,4 @@
-"""Jobs without MPI: how they begin and end, with an agent of torch that looks after them and without one."""
+"""Tests of jobs without MPI: how they begin and end, with torchrun and without a launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from train.launches import unlaunched
 pytestmark = pytest.mark.slow
 LONG = pytest.mark.long
 TABLE = re.compile(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+).*?traceback : (.*?)\n", re.DOTALL)
-"""Of torchrun: the rank that it holds responsible, its exit code, and the first line of what it said."""
+"""Matches in torchrun's output: the rank that failed, its exit code, and the first line of its message."""
 
 
 class Case(NamedTuple):
@@ -29,9 +29,9 @@ class Case(NamedTuple):
     cause: tuple[int, int]
     """The rank that failed, and its exit code."""
     message: str = ""
-    """What is printed once."""
+    """The text that has to be printed once."""
     codes: tuple[int, ...] = ()
-    """Of all ranks, where nobody looks after them."""
+    """The exit codes of all ranks, if no launcher supervises them."""
     timeout: float = 60
 
 
@@ -98,10 +98,10 @@ def test_torchrun_ends_all_ranks_and_names_the_one_that_failed(name: str, tmp_pa
     table = TABLE.search(job.stderr)
     assert table is not None, job
     rank, code, said = table.groups()
-    if name != "all leave with an exit code":  # whichever was seen first
+    if name != "all leave with an exit code":  # either rank may have been noticed first
         assert int(rank) == case.cause[0], job
     assert int(code) == case.cause[1], job
-    if code == "-9":  # the agent has seen that before the others could say it
+    if code == "-9":  # the agent noticed this before the ranks could report it
         case = case._replace(message="")
     check_print(job, case)
     if case.message and int(code) != PEER_LOST:
@@ -109,7 +109,7 @@ def test_torchrun_ends_all_ranks_and_names_the_one_that_failed(name: str, tmp_pa
 
 
 def torchrun(n: int, *words: str | Path, options: Sequence[str] = (), **environ: str) -> programs.Done:
-    """An agent that starts `n` ranks of a Python program."""
+    """Run torchrun, which starts `n` ranks of a Python program."""
     start = ["--standalone", "--nproc-per-node", str(n), *options, "--no-python", *python(*map(str, words))]
     agent = python("-m", "torch.distributed.run", *start)
     return programs.run(agent, env={**unlaunched(), **environ}, check=False)
@@ -185,7 +185,7 @@ def test_restarted_ranks_find_their_own_world(tmp_path: Path) -> None:
 
 
 def test_a_step_of_slurm_without_mpi(tmp_path: Path) -> None:
-    """As `srun python` leaves it, on one node."""
+    """The variables are those that `srun python` sets on one node."""
     body = (
         "import torch\ntopology, x = hpcsgd.init(), torch.ones(1)\ntopology.world.allreduce(x).wait()\n"
         "print(topology.rank, int(x))"

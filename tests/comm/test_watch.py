@@ -1,4 +1,4 @@
-"""Whether somebody notices that a device stands still."""
+"""Tests of the watch that notices a device which makes no progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_not_done_in_time_is_told_once_by_name() -> None:
 
 @pytest.mark.slow
 def test_the_time_of_an_operation_begins_when_those_before_it_are_done() -> None:
-    """Each takes less than the limit, all together more."""
+    """Each operation takes less than the limit, but all of them together take longer."""
     alarm, done, over = Alarm(), [threading.Event() for _ in range(4)], threading.Event()
     watch = Watch(2.0, alarm)
     for i, event in enumerate(done):
@@ -65,7 +65,7 @@ def test_a_closed_watch_sees_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("far_device")
 def test_a_device_that_stands_still_is_noticed() -> None:
-    """The host goes on meanwhile: nothing of this waits for the device."""
+    """Meanwhile the host continues: nothing in this test waits for the device."""
     device, alarm = torch.device("far", 0), Alarm()
     x = torch.zeros(4, device=device)
     settle(device)

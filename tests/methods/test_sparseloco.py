@@ -108,7 +108,7 @@ def test_several_meetings_in_numpy(run, P: int, K: int, bits: int) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("wrapped", [lambda m: delayed(m, 2), lambda m: streaming(m, 2, 2, update_alpha=0.0)])
 def test_meetings_may_be_late(run, wrapped: Any) -> None:
-    """All groups end with the same model, and the loss has decreased."""
+    """All groups end with the same model, which has moved from the initial one."""
 
     def ends(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world, 2), model()
