@@ -1,4 +1,4 @@
-"""What ranks tell each other of a call, and how a difference is told."""
+"""Tests of the comparison of calls among ranks, and of the errors about differences."""
 
 from __future__ import annotations
 

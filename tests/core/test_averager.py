@@ -1,4 +1,4 @@
-"""An averager returns every vector, and nothing is averaged before what it returns is iterated over."""
+"""Tests that an averager returns every vector, and that it works only while its result is iterated over."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LATE = {"delayed": 1, "streaming": 2}
 
 
 def dropped(source: str) -> list[int]:
-    """The lines in which the result of `average` is dropped, so that nothing is averaged."""
+    """Return the lines that drop the result of `average`, so that nothing is averaged."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
@@ -90,7 +90,7 @@ def test_traits_are_those_of_the_one_inside_but_for_what_changes(name: str, trai
 
 
 class OneTooFew:
-    """Does not return the last vector."""
+    """An averager that does not return the last vector."""
 
     traits = Traits(All())
 
@@ -128,7 +128,7 @@ def test_what_is_returned_are_the_vectors(new: type[Averager]) -> None:
 
 
 class Prepared:
-    """Notes that it was asked before an update."""
+    """An averager that records when its `prepare` is called."""
 
     traits = Traits(All())
 

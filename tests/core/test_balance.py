@@ -1,4 +1,4 @@
-"""Bins are filled greedily, as written down here once more."""
+"""Loads are assigned to bins greedily; the results are compared with a second implementation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_load_goes_where_least_is(seed: int) -> None:
 
 
 def test_the_largest_first_are_within_grahams_bound() -> None:
-    loads = [5, 5, 4, 4, 3, 3, 3]  # 9 and 9 and 9 at best
+    loads = [5, 5, 4, 4, 3, 3, 3]  # the best assignment has a maximum of 9
     filled = [sum(x for x, b in zip(loads, largest_first(loads, 3), strict=True) if b == j) for j in range(3)]
     assert max(filled) == pytest.approx(9 * (4 / 3 - 1 / 9))
 

@@ -1,4 +1,4 @@
-"""Rank 0's own work: others wait for it longer than for a rank that says nothing."""
+"""Tests of work done by rank 0 alone: others wait for it longer than for a rank that sends nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEATS = 5
 
 
 def test_others_hear_that_rank_0_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait for a sign at a time, and the work is not done before several."""
+    """They receive sign after sign, and the work does not end before several of these have arrived."""
     heard, several = [], threading.Event()
     monkeypatch.setattr(module, "BEAT", 0.01)
 

@@ -1,4 +1,4 @@
-"""`allreduce`, `broadcast` and `barrier` of a script: numbers, tensors, pending gradients, and refusals."""
+"""Tests of a script's `allreduce`, `broadcast` and `barrier`, also while gradients are being reduced."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def behind_a_barrier(world: Communicator) -> None:
 
 
 class Branches(nn.Module):
-    """Each rank uses another half, so that not all buckets are reduced during the backward pass."""
+    """A model of which each rank uses another half, so that backward does not reduce all buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def between_backward_and_step(world: Communicator) -> list[float]:
 
 @pytest.mark.ranks(2)
 def test_a_metric_between_backward_and_step_meets_no_gradient(run) -> None:
-    """Ranks reduce different buckets then: on the optimizer's communication thread they would deadlock."""
+    """Ranks reduce different buckets then, so on the optimizer's communication thread this would deadlock."""
     first, *others = run(2, between_backward_and_step)
     assert len(first) == 3
     assert others == [first]

@@ -1,4 +1,4 @@
-"""Flat vectors: every parameter is a view, owned once, in its own layout."""
+"""Tests of flat vectors: every parameter is a view with its own strides, and has one owner."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ FULL = (
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.19 GiB of which "
     "1.06 MiB is free. Including non-PyTorch memory, this process has 79.18 GiB memory in use. If ..."
 )
-"""In torch's words."""
+"""An error message as torch writes it."""
 
 
 def no_room(*_: object, **__: object) -> None:

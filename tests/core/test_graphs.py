@@ -1,4 +1,4 @@
-"""Graphs that are right for every number of nodes, and what mixing over them does to sums and means."""
+"""Tests of graphs for every number of nodes, and of what mixing does to sums and means."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ SIZES = range(2, 65)
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=repr)
 def test_a_graph_is_symmetric_if_it_says_so(graph: Graph) -> None:
-    """Nobody looks at its edges: d_psgd believes it."""
+    """d_psgd relies on this attribute, and nothing else checks the edges."""
     steps = [(t, n) for n in (3, 7, 201) for t in range(graph.period(n))]
     there = {(t, n, i, j) for t, n in steps for i in range(n) for j in graph.peers(i, t, n)}
     assert graph.symmetric == all((t, n, j, i) in there for t, n, i, j in there)
 
 
 def product(matrices: list[Tensor]) -> Tensor:
-    """Of the steps in the order in which they happen."""
+    """Return the product of the matrices of several steps, given in the order of the steps."""
     result = torch.eye(len(matrices[0]), dtype=torch.float64)
     for matrix in matrices:
         result = matrix @ result
@@ -80,7 +80,7 @@ def test_a_period_later_it_is_the_same_graph(graph: Graph) -> None:
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=repr)
 def test_within_a_period_everybody_reaches_everybody(graph: Graph) -> None:
-    """B-connectivity: the union of the graphs of a period is strongly connected (assumption of theorem 1)."""
+    """The union of the graphs of a period is strongly connected: B-connectivity, assumed by theorem 1."""
     for n in SIZES:
         union = torch.stack([push_matrix(graph, t, n) for t in range(graph.period(n))]).sum(0)
         reach = torch.matrix_power((union > 0).double(), n)
@@ -118,7 +118,7 @@ def test_symmetric_mixing_is_doubly_stochastic(graph: Graph) -> None:
 @pytest.mark.parametrize("make", [Exponential, PowersOfTwo])
 @pytest.mark.parametrize("peers", [1, 2, 3, 4])
 def test_exponential_graphs_are_regular(make: Callable[[int], Graph], peers: int) -> None:
-    """As many in as out, so that push-sum weights stay 1."""
+    """Each node sends to as many as it receives from, so that push-sum weights stay 1."""
     graph = make(peers)
     for n in SIZES:
         for t in range(graph.period(n)):
@@ -127,11 +127,11 @@ def test_exponential_graphs_are_regular(make: Callable[[int], Graph], peers: int
 
 
 Distances = Callable[[int, int], list[int]]
-"""How far the news go in step t among n nodes."""
+"""Returns the distances of the nodes to which each of n nodes sends in step t."""
 
 
 def multiples(p: int) -> Distances:
-    """j·(p+1)^k for j = 1 … p, as `Exponential(p)` has them, without a line of it."""
+    """Return the distances j·(p+1)^k for j = 1 … p of `Exponential(p)`, implemented independently."""
 
     def distances(t: int, n: int) -> list[int]:
         powers = [(p + 1) ** k for k in range(n) if (p + 1) ** k < n] or [0]
@@ -141,7 +141,7 @@ def multiples(p: int) -> Distances:
 
 
 def consecutive(p: int) -> Distances:
-    """p powers of two, as `PowersOfTwo(p)` has them."""
+    """Return p powers of two, the distances of `PowersOfTwo(p)`."""
 
     def distances(t: int, n: int) -> list[int]:
         powers = [2**k for k in range(n) if 2**k < n]
@@ -151,7 +151,7 @@ def consecutive(p: int) -> Distances:
 
 
 def circulant(distances: Distances, t: int, n: int) -> np.ndarray:
-    """Column-stochastic: every node keeps one share and gives the others away, each to another node."""
+    """Return the column-stochastic mixing matrix: every node keeps one share and sends the others away."""
     column = np.zeros(n)
     column[[0, *(distance % n for distance in distances(t, n))]] = 1
     return np.stack([np.roll(column, i) for i in range(n)], axis=1) / column.sum()
@@ -164,14 +164,14 @@ def circulant(distances: Distances, t: int, n: int) -> np.ndarray:
     ids=lambda value: repr(value) if isinstance(value, Exponential | PowersOfTwo) else "distances",
 )
 def test_shares_are_those_of_the_definition(graph: Graph, distances: Distances) -> None:
-    """Also where distances meet or lead home, as 6 among 6 nodes."""
+    """This also holds where distances coincide or lead back to the node, such as 6 among 6 nodes."""
     for n in range(1, 34):
         for t in range(2 * graph.period(n) + 1):
             np.testing.assert_array_equal(push_matrix(graph, t, n).numpy(), circulant(distances, t, n))
 
 
 def pushed(graph: Graph, t: int, n: int) -> np.ndarray:
-    """The mixing matrix, from the peers alone."""
+    """Return the mixing matrix, computed only from the peers."""
     P = np.eye(n)
     for i in range(n):
         P[graph.peers(i, t, n), i] = 1
@@ -180,8 +180,10 @@ def pushed(graph: Graph, t: int, n: int) -> np.ndarray:
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_the_mean_is_exact_at_multiples_of_powers(p: int) -> None:
-    """n = m·(p+1)^k with m ≤ p + 1 takes k + 1 steps and no fewer: with two peers 6 and 9 nodes 2 steps, 27
-    nodes 3."""
+    """n = m·(p+1)^k nodes with m ≤ p + 1 need exactly k + 1 steps.
+
+    With two peers, 6 and 9 nodes need 2 steps, and 27 nodes need 3.
+    """
     exact = {m * (p + 1) ** k: k + 1 for k in range(4) for m in range(2, p + 2)}
     for n, steps in exact.items():
         mixed = np.eye(n)
@@ -192,14 +194,14 @@ def test_the_mean_is_exact_at_multiples_of_powers(p: int) -> None:
 
 
 def test_nine_nodes_have_the_mean_after_two_steps() -> None:
-    """As the authors' two peers: distances 1 and 2, then 3 and 6."""
+    """The distances are those of the authors' code with two peers: 1 and 2, then 3 and 6."""
     x = np.random.default_rng(0).normal(size=(9, 4))
     mixed = pushed(Exponential(2), 1, 9) @ pushed(Exponential(2), 0, 9) @ x
     np.testing.assert_allclose(mixed, np.broadcast_to(x.mean(0), (9, 4)), rtol=0, atol=1e-15)
 
 
 def steps_to_the_mean(distances: Distances, n: int) -> int:
-    """Until each node's share of each is 1/n to within 1e-12."""
+    """Return the number of steps after which each node's share of each value is 1/n to within 1e-12."""
     mixed, t = np.eye(n), 0
     while np.abs(mixed - 1 / n).max() >= 1e-12:
         mixed, t = circulant(distances, t, n) @ mixed, t + 1
@@ -207,7 +209,7 @@ def steps_to_the_mean(distances: Distances, n: int) -> int:
 
 
 def test_base_three_is_the_better_default_for_two_peers() -> None:
-    """As docs/gossip.md says: fewer steps for most numbers of nodes, not for all."""
+    """docs/gossip.md says so: base three needs fewer steps for most numbers of nodes, but not for all."""
     ours = {n: steps_to_the_mean(multiples(2), n) for n in range(2, 33)}
     powers_of_two = {n: steps_to_the_mean(consecutive(2), n) for n in range(2, 33)}
     assert {n: (ours[n], powers_of_two[n]) for n in (4, 6, 8, 9, 12, 16, 18, 24, 27, 32)} == {
@@ -227,7 +229,7 @@ def test_with_more_peers_it_is_nowhere_worse(p: int) -> None:
         assert steps_to_the_mean(multiples(p), n) <= steps_to_the_mean(consecutive(p), n)
 
 
-# 3 nodes with 2 peers are complete, and to multiples of powers of 3 base 3 is exact
+# Left out: 3 nodes with 2 peers, which are a complete graph, and multiples of powers of 3, which are exact.
 @pytest.mark.parametrize(
     ("graph", "n"),
     [(PowersOfTwo(p), n) for p in (1, 2) for n in range(5, 34) if n & (n - 1)]
@@ -249,7 +251,10 @@ def test_distances_of_the_paper() -> None:
 
 
 def test_distances_of_the_authors_code() -> None:
-    """With two peers 1 and 2, 3 and 6, 9 and 18 in turn; but no distance to the same node again, nor home."""
+    """With two peers they are 1 and 2, 3 and 6, 9 and 18 in turn.
+
+    A distance that leads to the same node again, or back to the sender, is left out.
+    """
     assert [Exponential(2).peers(1, t, 9) for t in range(3)] == [[2, 3], [4, 7], [2, 3]]
     assert [Exponential(2).peers(0, t, 12) for t in range(3)] == [[1, 2], [3, 6], [9, 6]]
     assert [Exponential(2).peers(0, t, 6) for t in range(2)] == [[1, 2], [3]]

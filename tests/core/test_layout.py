@@ -1,4 +1,4 @@
-"""Whole tensors are dealt: one owner each, about as much for everybody, little padding."""
+"""Tests of the assignment of whole tensors: one owner each, about equal shares, and little padding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ shapes = st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=1
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 4))
 def test_the_busiest_has_not_much_more_than_at_best(costs: list[int], K: int) -> None:
-    """Graham's bound, against every way of dealing."""
+    """Graham's bound holds; the best assignment is found by trying all."""
     hands = assign(costs, K)
     assert sorted(i for hand in hands for i in hand) == list(range(len(costs)))
     busiest = max(sum(costs[i] for i in hand) for hand in hands)
@@ -46,7 +46,7 @@ def test_a_matrix_costs_its_products(shape: tuple[int, ...], expected: int) -> N
 
 @given(shapes, st.integers(1, 5), st.sampled_from([0.0, 100.0, 1e9]))
 def test_every_tensor_has_one_owner(kinds: list[tuple[int, ...]], K: int, bucket_bytes: float) -> None:
-    """And its own values, before and after; the others are owned element by element."""
+    """Values do not change, and tensors that may be cut are owned element by element."""
     owners: dict[str, list[int]] = {}
     owned: dict[str, list[int]] = {}
     for j in range(K):
@@ -74,7 +74,7 @@ def test_every_tensor_has_one_owner(kinds: list[tuple[int, ...]], K: int, bucket
 
 
 def laid_out(preset: str | None, K: int) -> tuple[list[Layout], list[Layout]]:
-    """Buckets of whole matrices, and the others."""
+    """Return the buckets of whole matrices, and the other buckets."""
     with torch.device("meta"):
         net = gpt(50_257, preset)
     found = cut(net.named_parameters(), K, 4e6, set(hidden_matrices(net)))
@@ -88,7 +88,7 @@ def padding(layouts: list[Layout]) -> float:
 @pytest.mark.parametrize("preset", [None, "small", "medium"])
 @pytest.mark.parametrize("K", [2, 3, 4, 8])
 def test_presets_of_gpt_have_no_padding(preset: str | None, K: int) -> None:
-    """But the smallest, of four layers for eight positions."""
+    """The exception is the smallest one, with four layers for eight ranks."""
     matrices, _ = laid_out(preset, K)
     assert padding(matrices) == (pytest.approx(1 / 7) if (preset, K) == (None, 8) else 0)
 
@@ -103,7 +103,7 @@ def test_buckets_are_several_and_ready_one_after_the_other(K: int, buckets: int)
 
 
 def test_a_bucket_grows_until_it_is_well_filled() -> None:
-    """The last one takes in those before it where it would not be."""
+    """If the last bucket would not be well filled, it is merged with those before it."""
     sizes = [4, 4, 4, 2, 2, 2, 2, 4, 8, 8]
     named = [(f"p{i}", nn.Parameter(torch.zeros(n, n))) for i, n in enumerate(sizes)]
     found = cut(named, 2, 0.0, {p for _, p in named})
@@ -119,7 +119,7 @@ def test_a_bucket_is_a_small_part_of_the_model(model: float, said: float | None,
 
 
 def test_the_work_grows_with_the_number_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not with its square: models of 10,000 small tensors are wrapped, too."""
+    """It does not grow with the square of the number, as a model may have 10,000 small tensors."""
     looks = 0
 
     def counted(params: Iterable[nn.Parameter]) -> int:
@@ -134,7 +134,7 @@ def test_the_work_grows_with_the_number_of_parameters(monkeypatch: pytest.Monkey
 
 
 def test_no_order_of_buckets_keeps_one_waiting() -> None:
-    """They are in the order in which they are ready, whatever they are of."""
+    """Buckets are in the order in which they are ready, whether or not their tensors are whole."""
     named = [(f"p{i}", nn.Parameter(torch.zeros(4, 4))) for i in range(8)]
     found = cut(named, 2, 0.0, {p for _, p in named[2:4] + named[6:]})
     assert [{slot.name for slot in x.slots} for x in found] == [

@@ -1,4 +1,4 @@
-"""What parts of methods remember: as it was at its time, in files as plain values, in known fields."""
+"""Tests of methods' states: they do not change later, and consist of plain values in known fields."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_later_steps_change_no_state_that_was_saved_or_loaded(name: str) -> None
 
 @pytest.mark.parametrize("name", METHODS)
 def test_torch_loads_it_without_any_class(name: str) -> None:
-    """`torch.load` of weights only refuses whatever is of a class that it does not know."""
+    """`torch.load` with `weights_only` refuses objects of classes that it does not know."""
 
     def one(world: Communicator) -> None:
         optimizer = training(world, name)
@@ -152,7 +152,7 @@ def test_fields_that_a_state_does_not_have_are_refused() -> None:
 
 
 class Untyped(AllToAll):
-    """The user's own, with a memory as it was written before."""
+    """A gradient reduction written by the user, which returns a plain dict as its state."""
 
     def state_dict(self) -> State:
         return cast(State, {"same": {"t": 1}})

@@ -1,4 +1,4 @@
-"""N ranks as P groups of K, and steps that all take or none."""
+"""Tests of N ranks as P groups of K, and of actions that succeed on all ranks or raise on all of them."""
 
 from __future__ import annotations
 

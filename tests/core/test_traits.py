@@ -1,4 +1,4 @@
-"""What is asked of methods and their parts, whoever wrote them, and what those say of themselves."""
+"""Tests of the traits of methods and their parts, including those that users write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from train.launches import JOB
 
 @dataclass(frozen=True)
 class Keeping(AllToAll):
-    """The user's own gradient reduction, with a memory."""
+    """A gradient reduction written by the user, which keeps gradients."""
 
     traits = replace(AllToAll.traits, keeps_gradients=True)
 
@@ -94,12 +94,12 @@ def test_whether_it_leaves_the_mean_alone(how: Averager, does: bool) -> None:
 
 
 class MyMean(Mean):
-    """No class that anybody knows of."""
+    """An averager of a class that hpcsgd does not know."""
 
 
 @dataclass
 class Fortnightly:
-    """A schedule of the user's."""
+    """A schedule written by the user, with a period."""
 
     steps: int = 14
 
@@ -112,7 +112,7 @@ class Fortnightly:
 
 
 class Jumpy:
-    """Another one."""
+    """A schedule written by the user, with a threshold."""
 
     def __init__(self, delta: float) -> None:
         self.traits = ScheduleTraits(threshold=delta)
@@ -147,14 +147,14 @@ def config(tmp_path: Path) -> Callable[..., Any]:
 
 @dataclass
 class Untold:
-    """A schedule that does not say what it is."""
+    """A schedule without traits."""
 
     def __call__(self, s: StepContext) -> bool:
         return True
 
 
 class UntoldReduce:
-    """A gradient reduction that does not say what it is."""
+    """A gradient reduction without traits."""
 
     def idle(self, topology: Topology) -> bool:
         return True
@@ -164,7 +164,7 @@ class UntoldReduce:
 
 
 class UntoldAverager:
-    """An averager that does not say what it is."""
+    """An averager without traits."""
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return vectors
@@ -253,7 +253,7 @@ def test_a_wrapper_has_the_traits_of_what_it_is_around_but_for_what_it_changes()
 
 
 def test_a_switch_has_the_traits_of_the_method_whose_turn_it_is() -> None:
-    """But its answers depend on the learning rate, and its first buckets may belong to either."""
+    """The exceptions: `per_bucket` is false, and `keeps_gradients` is true if it is for either method."""
     made = switch(bsp(), hierarchical(4, Quantized(quantizers.int4())), 1)
     assert made.schedule.traits == ScheduleTraits(rate=0.0)
     assert made.grad_reduce.traits == GradReduceTraits(leaves_shards=True, across=True)

@@ -1,4 +1,4 @@
-"""Who waits for whom: stated by every averager, and with the period of the schedule."""
+"""Tests of which ranks wait for which: every averager states it, and the schedule adds the period."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_period_says_after_which_steps_groups_synchronize(schedule: Any, per
 
 
 class WithoutEnd:
-    """A schedule of the user's, of which nothing is known."""
+    """A schedule written by the user, of which nothing is known."""
 
     traits = ScheduleTraits()
 
