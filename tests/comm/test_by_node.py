@@ -110,7 +110,7 @@ def test_long_vectors_of_ranks_that_share_nodes_go_so(run: Run, over: bool) -> N
 
 
 def with_nodes(node: int) -> Backend:
-    """Return a communicator of the existing processes, with the given node number on this rank."""
+    """Return a communicator of the existing processes, in which this rank is on the given node."""
     from mpi4py import MPI
 
     from hpcsgd.comm.mpi import MpiBackend

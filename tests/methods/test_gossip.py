@@ -160,7 +160,7 @@ def slow_start(world: Communicator, staleness: int, folder: Path) -> int:
 def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(
     run, tmp_path: Path, staleness: int
 ) -> None:
-    """Each of the two groups has sent as many rounds ahead, so the other may continue for as many rounds."""
+    """Each group has already sent its first round, so the other one may continue for `staleness` rounds."""
     assert run(2, slow_start, staleness, tmp_path)[1] == staleness
 
 

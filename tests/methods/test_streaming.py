@@ -206,7 +206,7 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
     def formula(n: int) -> int:
         part = -(-n // P)
         codes = 4 * -(-part // block) + -(-part // 2)
-        return 2 * (P - 1) * (-(-codes // 4) * 4)  # of whole words
+        return 2 * (P - 1) * (-(-codes // 4) * 4)  # padded to whole 4-byte words
 
     for nbytes, once in run(P * K, sent):
         assert nbytes == pytest.approx(F * once, rel=1e-12)

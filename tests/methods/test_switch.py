@@ -104,7 +104,7 @@ def test_the_first_hands_over_the_mean_that_it_has(run, method: str, at: int) ->
     assert all(torch.equal(w, found[0]) for w in found)
     if (
         isinstance(entry, Case) and quantized_gather(entry.new().grad_reduce) is None
-    ):  # or an owner knows more
+    ):  # otherwise the owner of a shard has more exact values
         (expected, *_) = run(4, lambda world: at_the_end(world, entry.new(), make, at, mean=True))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-13)
 

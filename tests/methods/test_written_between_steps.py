@@ -96,9 +96,9 @@ def test_loaded_weights_are_trained_on(run, method: str, P: int, K: int) -> None
 def test_clamped_weights_stay_clamped(run, method: str) -> None:
     """As in a Wasserstein GAN, weights exceed the bound by no more than the steps since the last clamp.
 
-    The ranks wait for each other before each step, so that an asynchronous method is behind by two steps at
-    most. Even so two groups may both take off what one of them should have. The first clamp takes off 1.2,
-    and what is then too much at the other end gets smaller by 0.2 a step, so that 12 steps are enough.
+    The ranks wait for each other before each step, so an asynchronous method is behind by at most two steps.
+    Even so, both groups may take off what one of them should have. The first clamp takes off 1.2. The excess
+    at the other end then decreases by 0.2 per step, so 12 steps are enough.
     """
     most, lr = 0.2, 0.01
 
