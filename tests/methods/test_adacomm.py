@@ -77,7 +77,7 @@ def test_the_interval_is_never_below_one() -> None:
 
 
 def test_a_lower_rate_allows_more() -> None:
-    """√(η_0/η) = 2, so 4 steps count as 8; 8 is not below √2·8, and it is above √0.56·8."""
+    """√(η_0/η) = 2, so 4 steps count as 8; √2·8 is not below 8, but √0.56·8 is."""
     first = [(0.4, 1.0)] * 8
     assert intervals_of(Adaptive(8, block=1), first + [(0.1, 0.5)] * 5) == [8] * 8 + [4] * 5
     assert intervals_of(Adaptive(8, block=1), first + [(0.1, 0.14)] * 5) == [8] * 8 + [4] * 4 + [6]

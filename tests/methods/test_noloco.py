@@ -30,7 +30,7 @@ EVERY, STEPS = 2, 13
 @pytest.mark.parametrize(("P", "K"), [(2, 3), (3, 1), (3, 2), (5, 1), (6, 1)])
 @pytest.mark.parametrize(("alpha", "beta", "gamma"), [(0.5, 0.7, 0.75), (0.0, 1.0, 1.9), (0.8, 0.3, 0.05)])
 def test_equals_its_equations(run, P: int, K: int, alpha: float, beta: float, gamma: float) -> None:
-    """There are enough synchronizations to leave out every group of an odd P; K does not divide M."""
+    """There are enough synchronizations to leave out every group if P is odd; some shards have padding."""
     make = OPTIMIZERS["AdamW"]
 
     def models(world: Communicator) -> list[Tensor]:
