@@ -83,6 +83,7 @@ def ensemble_sync(
             missing `grace_s` seconds later is left out of it: it loses what it learned since the last
             one, and takes part again at the next one. Default None: groups wait for all that are alive.
         grace_s: Seconds, more than 0, for which a synchronization waits for more groups than `quorum`.
+            Default None: only without `quorum`.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
