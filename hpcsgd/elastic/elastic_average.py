@@ -20,7 +20,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from uuid import uuid4
 
 import torch
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from hpcsgd.comm import Communicator, accumulation_dtype
 from hpcsgd.comm.on_host import room_for, settle_all
+from hpcsgd.elastic.attempt import State
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.register import Phase, Point, Register, Report, Vote
@@ -36,18 +36,6 @@ from hpcsgd.elastic.rings import Contribution, Rings, part_of
 from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
-
-
-class State(IntEnum):
-    """The state of a rank in an attempt to average. The state of a group is the maximum over its ranks."""
-
-    FINE = 0
-    OUTSIDE = 1
-    """The rank is in no running generation, or had an error in it."""
-    EVICTED = 2
-    """The other groups have continued without this one."""
-    OVER = 3
-    """The other groups have finished the training."""
 
 
 class ElasticAverage:

@@ -11,7 +11,7 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "def ready_for(self, call: str, *, across: bool = False) -> StepContext:",
     ): "the method is abstract, and its own default is never used",
     (
-        "hpcsgd/elastic/elastic_average.py",
+        "hpcsgd/elastic/attempt.py",
         "OVER = 3",
         "OVER = 4",
     ): "states are compared with each other, and this one stays the largest",
