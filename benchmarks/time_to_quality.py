@@ -79,6 +79,10 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="test in a minute that it works")
     parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="earlier results")
+    parser.add_argument(
+        "--trials", type=Path, nargs="+", metavar="FILE", default=[],
+        help="earlier --json files of which only the trials are used, so that their times do not count",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -91,6 +95,12 @@ def main() -> None:
         part = judging.Part(given.who, ["1gbit"], given.seeds[:1], lengths=[1.0])
     run = Run(timed=bool(part.rates))
     rows = [row for file in given.keep for row in run.kept(file)]
+    rows += [
+        row
+        for file in given.trials
+        for row in run.kept(file, timed=False)
+        if row["seed"] == judging.TUNING and row not in rows
+    ]
     for task in tasks:
         for rate, due in judging.launches(known[task], task, rows, part):
             rows += trained(task, rate, due, given.data or Path())

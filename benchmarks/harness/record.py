@@ -53,13 +53,16 @@ class Run:
         self._load = load or Load()
         self._kept: list[dict[str, Any]] = []
 
-    def kept(self, file: Path | None) -> list[dict[str, Any]]:
-        """Return the rows of an earlier result, and note its origin for the result of this run."""
+    def kept(self, file: Path | None, *, timed: bool = True) -> list[dict[str, Any]]:
+        """Return the rows of an earlier result, and note its origin for the result of this run.
+
+        `timed`: False if no times of these rows are used, so that it does not matter if they were disturbed.
+        """
         if file is None:
             return []
         earlier = json.loads(file.read_text())
         told = ("command", "date", "commit", "dirty", "load", "disturbed", "kept")
-        self._kept.append({name: earlier.get(name) for name in told})
+        self._kept.append({name: earlier.get(name) for name in told} | {"timed": timed})
         return earlier["rows"]
 
     def conclude(
@@ -87,7 +90,7 @@ class Run:
 
     def _told(self) -> dict[str, Any]:
         others = self._load.without_us()
-        of_kept = any(earlier["disturbed"] for earlier in self._kept)
+        of_kept = any(earlier["disturbed"] and earlier["timed"] for earlier in self._kept)
         disturbed = self._timed and (others > DISTURBING or of_kept)
         told = {
             "date": self._date,

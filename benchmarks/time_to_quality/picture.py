@@ -10,11 +10,10 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from hpcsgd.files.pictures import STYLE, save
 from time_to_quality.contestants import CONTESTANTS, DDP, PEERS
-from time_to_quality.judging import UNSHAPED, finals
+from time_to_quality.judging import UNSHAPED, finals, target
 from time_to_quality.tasks import Task
 
 Row = dict[str, Any]
@@ -24,9 +23,14 @@ DASHES = ("-", "--", ":", "-.", "--", ":")
 
 
 def draw(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> None:
-    """Draw a row of panels per task: one panel per rate, and one of scores against bytes."""
+    """Draw a row of panels per task: one panel per rate, and one of scores against bytes.
+
+    The dotted line is the score to reach, at which DDP ends.
+    """
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    rates = [rate for rate in TITLES if any(row["rate"] == rate for row in rows)]
+    rates = [
+        rate for rate in TITLES if any(finals(rows, task, rate, who) for task in tasks for who in CONTESTANTS)
+    ]
     with mpl.rc_context(STYLE):
         columns = len(rates) + 1
         figure = Figure(figsize=(4.2 * columns, 3.6 * len(tasks)), layout="constrained", dpi=120)
@@ -54,8 +58,9 @@ def _panel(axes: Axes, rows: Sequence[Row], task: str, rate: str, against: str) 
                     for key in (against, "scores"))  # fmt: skip
             axes.plot(x, y, dash, color=colour, label=who, lw=2 if who == DDP or not peer else 1.2)
             axes.plot(x[-1:], y[-1:], "o", color=colour, ms=4)
-    axes.set_xscale("log")
-    if axes.get_subplotspec().is_first_col():  # pyright: ignore[reportOptionalMemberAccess]
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(ScalarFormatter())
+    if (score := target(rows, task, rate)) is not None:
+        axes.axhline(score, color=GREYS[0], lw=0.8, ls=":")
+    if against == "megabytes":
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)

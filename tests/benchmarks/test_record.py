@@ -82,6 +82,14 @@ def test_older_results_do_not_say(tmp_path, capsys):
     assert "from a run of an unknown date, commit unknown" in capsys.readouterr().out
 
 
+def test_rows_whose_times_do_not_count_may_be_of_a_marked_result(tmp_path, capsys):
+    first = tmp_path / "first.json"
+    assert concluded(run_beside(2), first)["disturbed"] is True
+    run = run_beside(0)
+    assert run.kept(first, timed=False) == ROWS
+    assert concluded(run, tmp_path / "next.json")["disturbed"] is False
+
+
 def test_without_a_file_nothing_is_kept():
     assert run_beside(0).kept(None) == []
 

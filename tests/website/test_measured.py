@@ -30,7 +30,7 @@ from website.measured import (
 from website.measured.results import ROOT
 
 PAGES: dict[str, list[Callable[[], str]]] = {
-    "README.md": [readme.speed, readme.accuracy, readme.loss],
+    "README.md": [readme.quality, readme.speed, readme.accuracy, readme.loss],
     "benchmarks/README.md": [
         benchmarks.slow_groups,
         benchmarks.averages,

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from probe_vs_accuracy import means, parted
+from time_to_quality.judging import over_ddp
 from website.measured import diloco, probe
-from website.measured.results import result, row, table
+from website.measured.results import result, row, rows, table
 
 FOUR = "4 hosts × 2 ranks"
+
+
+NAMES = {
+    "hierarchical": "`hierarchical(8)`",
+    "streaming DiLoCo, int4": "streaming `diloco(16)` in 4 bits",
+    "DDP, PowerSGD hook": "DDP with PowerSGD of rank 1",
+    "torch PostLocalSGD": "torch's PostLocalSGDOptimizer",
+}
+"""The contestants of `time_to_quality.py`, as the README calls them."""
+
+
+def quality() -> str:
+    """Return how long each contestant takes to DDP's quality, relative to DDP."""
+    found = {who: over_ddp(rows("time_to_quality"), "gpt", "100mbit", who) for who in NAMES}
+    times = [f"{NAMES[who]} in {ratio.median:.2f}" for who, ratio in found.items() if ratio is not None]
+    return f"They reach DDP's final quality in a fraction of DDP's time: {', '.join(times)}."
 
 
 def bold(*numbers: float, digits: int = 2) -> str:
