@@ -81,7 +81,7 @@ def ensemble_sync(
             `outer_schedules.muloco()`, for the groups that are alive. Default None: those of `outer`.
         quorum: Number of groups that are enough for a synchronization, at least 1. A group that is still
             missing `grace_s` seconds later is left out of it: it loses what it learned since the last
-            one, and takes part again at the next one. Default None: groups wait for all that are alive.
+            one, and gets the others' model when it is back. Default None: groups wait for all that are alive.
         grace_s: Seconds, more than 0, for which a synchronization waits for more groups than `quorum`.
             Default None: only without `quorum`.
 
