@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -201,6 +202,7 @@ def share_start(
 
 _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
 """The optimizer that uses a part of a method with state, or a parameter, by that object's id."""
+_taking = threading.Lock()
 
 
 def take(method: Method, optimizer: optim.Optimizer, model: nn.Module) -> None:
@@ -209,7 +211,9 @@ def take(method: Method, optimizer: optim.Optimizer, model: nn.Module) -> None:
     They are recorded by their ids, which stay valid because the optimizer keeps the objects alive.
     """
     trained = [param for group in optimizer.param_groups for param in group["params"]]
-    _users.update(dict.fromkeys(map(id, [*_remembering(method), *trained]), optimizer))
+    with _taking:
+        _require_unused(method)  # another thread may have taken the method since `require_free`
+        _users.update(dict.fromkeys(map(id, [*_remembering(method), *trained]), optimizer))
     watch(model, optimizer)
 
 
@@ -227,6 +231,10 @@ def require_free(topology: Topology, method: Method, optimizer: optim.Optimizer)
     require_peers(topology, method)
     if isinstance(getattr(getattr(optimizer, "zero_grad", None), "__self__", None), Guarded):
         raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
+    _require_unused(method)
+
+
+def _require_unused(method: Method) -> None:
     parts = list(_remembering(method))
     if any(id(part) in _users for part in parts):
         collect_garbage()

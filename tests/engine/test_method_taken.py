@@ -6,8 +6,9 @@ import pytest
 from torch import optim
 
 from hpcsgd import DistributedOptimizer, JobError, Method, Sparse, TopK, diloco, hierarchical
-from hpcsgd.comm import Communicator
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
+from hpcsgd.errors import UserError
 from references import model as make_model
 
 
@@ -43,3 +44,14 @@ def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
             == "the method, or its OuterOptimizer, is that of another DistributedOptimizer: make one for each"
         )
         assert "its Sparse" in of_part
+
+
+def test_threads_that_wrap_at_the_same_time_do_not_share_a_method() -> None:
+    """Both find the method unused at first, because each compares its arguments with the other's after that."""
+
+    def wrapped(world: Communicator, method: Method) -> None:
+        net = make_model()
+        DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world), method)
+
+    with pytest.raises(UserError, match="is that of another DistributedOptimizer: make one for each"):
+        threads.run(2, wrapped, diloco(2))

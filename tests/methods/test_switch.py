@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, optim
@@ -182,11 +184,11 @@ def test_what_a_sparse_gradient_reduction_has_kept_is_dropped_aloud(caplog: pyte
 def test_gradient_reductions_that_need_rooms_of_unlike_size_take_turns(
     run, order: tuple[GroupGradReduce, GroupGradReduce], P: int, K: int
 ) -> None:
-    def models(world: Communicator, method: Method) -> list[Tensor]:
-        return distributed(world, P, method, OPTIMIZERS["momentum"], STEPS)
+    def models(world: Communicator, new: Callable[[], Method]) -> list[Tensor]:
+        return distributed(world, P, new(), OPTIMIZERS["momentum"], STEPS)
 
-    alone = run(P * K, models, hierarchical(2))
-    both = run(P * K, models, switch(*(hierarchical(2, grad_reduce) for grad_reduce in order), at=4))
+    alone = run(P * K, models, lambda: hierarchical(2))
+    both = run(P * K, models, lambda: switch(*(hierarchical(2, each) for each in order), at=4))
     for mine, expected in zip(both, alone, strict=True):
         for w, v in zip(mine, expected, strict=True):
             torch.testing.assert_close(w, v, rtol=0, atol=1e-13)

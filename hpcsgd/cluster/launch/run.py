@@ -15,7 +15,7 @@ from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.cluster.launch.python import of_ranks
 from hpcsgd.cluster.launch.starter import starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
-from hpcsgd.config.schema import Config, load
+from hpcsgd.config.schema import Config, MethodSection, load
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.waits import Living
 from hpcsgd.elastic import event_log
@@ -89,7 +89,7 @@ def group_sizes(
     Raises `UserError` if the job file's method does not support elastic groups.
     """
     with in_file(path):
-        if not _traits(config).elastic:
+        if not _traits(config.method).elastic:
             raise UserError(
                 f"[method] name = {config.method.name}: elastic groups need ensemble_sync",
                 key=("method", "name"),
@@ -112,7 +112,7 @@ def coordinator_arguments(path: Path, config: Config, groups: int) -> dict[str, 
 
     Raises `UserError` if its quorum is larger than the number of `groups`.
     """
-    waits, budget = _traits(config).waits, budget_of(config)
+    waits, budget = _traits(config.method).waits, budget_of(config)
     quorum = waits.quorum if isinstance(waits, Living) else None
     if quorum is None:
         enough = {}
@@ -128,8 +128,8 @@ def coordinator_arguments(path: Path, config: Config, groups: int) -> dict[str, 
     return {"budget": None if budget is None else asdict(budget), **enough}
 
 
-def _traits(config: Config) -> Traits:
-    return make_method(config.method, steps_per_epoch=1, total_steps=10**9).averager.traits
+def _traits(section: MethodSection) -> Traits:
+    return make_method(section, steps_per_epoch=1, total_steps=10**9).averager.traits
 
 
 def require_sense(**given: float | None) -> None:
