@@ -47,11 +47,11 @@ def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
 
 
 def test_threads_that_wrap_at_the_same_time_do_not_share_a_method() -> None:
-    """Both find the method unused at first, because each compares its arguments with the other's after that."""
+    """Both find the method unused at first, and compare their arguments after that."""
 
-    def wrapped(world: Communicator, method: Method) -> None:
+    def wrapped(world: Communicator, method: Method) -> DistributedOptimizer:
         net = make_model()
-        DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world), method)
+        return DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world), method)
 
     with pytest.raises(UserError, match="is that of another DistributedOptimizer: make one for each"):
         threads.run(2, wrapped, diloco(2))
