@@ -29,7 +29,8 @@ import pytest
 import torch
 
 import far
-from brief import brief, parameters
+from brief import brief
+from covering import parameters, repeated
 from hpcsgd.comm import streams, threads
 from ranks import BY_TORCHRUN, LAUNCHED, RANK, RANKS, complain, end_late, processes
 
@@ -113,6 +114,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = {item for item in items if belongs_here(item)}
     if config.getoption("--brief"):
         here = brief((item for item in items if item in here), each_value=not LAUNCHED)
+    else:
+        # Threads try all pairs of values. Processes run the same methods over another backend: each value.
+        for item in repeated((item for item in items if item in here), together=1 if LAUNCHED else 2):
+            item.add_marker(pytest.mark.long)
     config.hook.pytest_deselected(items=[item for item in items if item not in here])
     items[:] = [item for item in items if item in here]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 import programs
 import tier
 from brief import brief
+from covering import covering, factors, repeated
 
 
 @dataclass(eq=False)
@@ -56,8 +58,43 @@ def test_a_brief_run_has_every_method_once_on_an_awkward_shape():
 
 def test_a_brief_run_has_each_value_of_what_is_tested():
     items = [Item(f"t.py::f[{wire}-{part}]", {"wire": wire, "part": part}) for wire in "xyz" for part in "ab"]
-    assert ["".join(item.params.values()) for item in chosen(items)] == ["xa", "xb", "ya", "za"]
+    assert ["".join(item.params.values()) for item in chosen(items)] == ["xa", "yb", "za"]
     assert ["".join(item.params.values()) for item in chosen(items, each_value=False)] == ["xa"]
+
+
+def test_the_long_run_has_what_repeats_pairs_of_values():
+    items = [
+        Item(f"t.py::f[{method}-{n}-{part}]", {"method": method, "n": n, "part": part})
+        for method in "xyz"
+        for n in (1, 2, 3)
+        for part in "ab"
+    ]
+    of_the_long_run = set(repeated(items, together=2))  # pyright: ignore[reportArgumentType]
+    kept = [item for item in items if item not in of_the_long_run]
+    for one, other in itertools.combinations(("method", "n", "part"), 2):
+        pairs = {(item.params[one], item.params[other]) for item in items}
+        assert {(item.params[one], item.params[other]) for item in kept} == pairs
+    assert len(kept) == 9
+
+
+def test_what_is_slow_is_not_chosen_where_another_item_has_its_values():
+    items = [Item(f"t.py::f[{n}]", {"n": n, "x": 0}, mark="slow" if n == 3 else "") for n in (3, 3, 4)]
+    items[1].mark = ""
+    assert list(repeated(items, together=2)) == [items[0]]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_choice_has_all_values_that_occur_and_only_these():
+    found = [{"a": a, "b": b} for a, b in ("11", "12", "22", "31")]
+    assert covering(found, together=1) == [0, 2, 3]
+    assert covering(found, together=2) == [0, 1, 2, 3]
+    assert covering([{}], together=2) == [0]
+
+
+def test_a_shape_is_one_value_where_a_test_runs_on_ranks():
+    item: Any = Item("t.py::f", {"P": 2, "K": 3, "x": "a"})
+    assert factors(item) == {"x": "'a'", "shape": "{'P': '2', 'K': '3'}"}
+    item.fixturenames = ()
+    assert factors(item) == {"P": "2", "K": "3", "x": "'a'"}
 
 
 def test_a_brief_run_has_one_of_each_test_that_is_not_slow():

@@ -64,8 +64,9 @@ Covered on threads: every method against plain torch on one difficult shape, eve
 backend, checkpoints resumed on other shapes, errors, and the examples of the documentation.
 Covered on four MPI ranks: one case of each test that needs several ranks, and a job that trains to its
 accuracy.
-More tests: `make test-all` (40 minutes: all combinations, 2 and 8 MPI ranks, killed and resumed jobs, Slurm),
-`make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
+More tests: `make test-all` (40 minutes: all pairs of parameters, 2 and 8 MPI ranks, killed and resumed
+jobs, Slurm), `make test-long` (90 minutes), `make soak` (an hour), `make test-openmpi` (the second MPI
+library).""",
     ),
     "test-all": Tier(
         options=("-m", WHOLE),
@@ -74,9 +75,10 @@ More tests: `make test-all` (40 minutes: all combinations, 2 and 8 MPI ranks, ki
         torchrun={2: BY_TORCHRUN, 4: BY_TORCHRUN, 8: FEW},
         kills=True,
         told="""\
-Covered: all tests on threads, and on 2, 4 and 8 MPI ranks; the tests of communicators also by torchrun.
-More tests: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI
-library).""",
+Covered: all tests on threads with all pairs of their parameters' values; those for ranks also on 2, 4 and 8
+MPI ranks, with each value; those of communicators also by torchrun.
+More tests: `make test-long` (90 minutes: all combinations), `make soak` (an hour), `make test-openmpi` (the
+second MPI library).""",
     ),
     "test-openmpi": Tier(
         options=("-m", WHOLE),

@@ -1,0 +1,96 @@
+"""A choice among the combinations of a test's parameters in which all values, or all pairs of values, occur.
+
+Most mistakes show with one value of a parameter, or with two values together. A choice of all pairs is known
+as pairwise testing. `make test-all` runs such a choice, and `make test-long` the other combinations.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+RANKS = ("n", "P", "K", "now")
+"""Parameters that set the ranks of a test that runs on ranks: together they are one shape."""
+RARE = ("long", "soak", "large")
+Values = tuple[tuple[str, str], ...]
+"""Parameters, each with a value."""
+
+
+def repeated(items: Iterable[pytest.Item], together: int) -> Iterator[pytest.Item]:
+    """Yield the items that the long run takes: those whose values, `together` at a time, other items have."""
+    for own in by_function(items).values():
+        ordered = sorted(own, key=quick_first)
+        tried = set(covering([factors(item) for item in ordered], together))
+        yield from (item for i, item in enumerate(ordered) if i not in tried)
+
+
+def by_function(items: Iterable[pytest.Item]) -> Mapping[str, list[pytest.Item]]:
+    """Return the items of each test function that have no mark in `RARE`."""
+    found: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not any(item.get_closest_marker(mark) for mark in RARE):
+            found[item.nodeid.split("[")[0]].append(item)
+    return found
+
+
+def parameters(item: pytest.Item) -> Mapping[str, Any]:
+    """Return the values that the test function is called with, by name."""
+    return item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def factors(item: pytest.Item) -> dict[str, str]:
+    """Return what distinguishes an item from others of its function: each parameter, and the shape as one."""
+    found = {name: repr(value) for name, value in parameters(item).items()}
+    if "run" in getattr(item, "fixturenames", ()):
+        shape = {name: found.pop(name) for name in RANKS if name in found}
+        if shape:
+            found["shape"] = repr(shape)
+    return found
+
+
+def quick_first(item: pytest.Item) -> tuple[bool, tuple[bool, bool, int]]:
+    """Return a sort key: tests that are not slow come first, of these those with difficult shapes."""
+    return item.get_closest_marker("slow") is not None, difficult_first(item)
+
+
+def difficult_first(item: pytest.Item) -> tuple[bool, bool, int]:
+    """Return a sort key: several groups of several ranks come first, then numbers that are no power of 2."""
+    match parameters(item):
+        case {"P": int(P), "K": int(K)} | {"now": (int(P), int(K))}:
+            several, n = P > 1 and K > 1, P * K
+        case {"n": int(n)} | {"P": int(n)} | {"K": int(n)}:
+            several = n > 1
+        case _:
+            return False, False, 0
+    return not several, n & (n - 1) == 0, n
+
+
+def covering(found: Sequence[Mapping[str, str]], together: int) -> list[int]:
+    """Return the indices of some combinations in which each `together` values occur that occur in `found`.
+
+    Each next one is that with most values that have not occurred, the first of several such.
+    """
+    values = [_together(each, together) for each in found]
+    missing = set(itertools.chain.from_iterable(values))
+    waiting = [(-len(each), i) for i, each in enumerate(values)]
+    heapq.heapify(waiting)
+    chosen: list[int] = []
+    while waiting:
+        gain, i = heapq.heappop(waiting)
+        new = len(values[i] & missing)
+        if new < -gain:  # others have been chosen since it was counted
+            if new > 0:
+                heapq.heappush(waiting, (-new, i))
+            continue
+        chosen.append(i)
+        missing -= values[i]
+    return sorted(chosen)
+
+
+def _together(values: Mapping[str, str], together: int) -> set[Values]:
+    return set(itertools.combinations(sorted(values.items()), min(together, len(values))))
