@@ -15,14 +15,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from covering import by_function, covering, difficult_first, parameters
+from covering import by_function, covering, difficult_first, method_of, methods_of_table, parameters
 
 SETTINGS = frozenset({"n", "ranks", "P", "K", "now", "seed"})
 """Parameters that set the ranks of a test that runs on ranks. A brief run needs one value of each."""
-METHODS = ("method", "label")
-"""Parameters that say which method of the table is tested."""
-MANY, PART = 12, 3
-"""If a test has at least `MANY` methods, a brief run tries one in `PART`."""
+PART = 3
+"""Of the methods of a test of the whole table, a brief run tries one in `PART`."""
 
 
 def brief(items: Iterable[pytest.Item], *, each_value: bool = True) -> set[pytest.Item]:
@@ -49,14 +47,11 @@ def brief(items: Iterable[pytest.Item], *, each_value: bool = True) -> set[pytes
 
 def _of_some_methods(items: list[pytest.Item], turn: int) -> list[pytest.Item]:
     """Return the items of one function that test some of the methods, or `items` if it tests few or all."""
-    name = next((name for name in METHODS if name in parameters(items[0])), None)
-    if name is None or items[0].get_closest_marker("every_method"):
+    methods = methods_of_table(items)
+    if not methods or items[0].get_closest_marker("every_method"):
         return items
-    methods = list(dict.fromkeys(repr(parameters(item)[name]) for item in items))
-    if len(methods) < MANY:
-        return items
-    tried = set(methods[turn % PART :: PART])
-    return [item for item in items if repr(parameters(item)[name]) in tried]
+    tried = {method for i, method in enumerate(methods) if i % PART == turn % PART}
+    return [item for item in items if method_of(item) in tried]
 
 
 def _base_choices(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -16,17 +16,36 @@ import pytest
 
 RANKS = ("n", "P", "K", "now")
 """Parameters that set the ranks of a test that runs on ranks: together they are one shape."""
+METHODS = ("method", "label")
+"""Parameters that say which method of the table is tested."""
+MANY = 12
+"""From this number of methods on, a test counts as one of the whole table of methods."""
 RARE = ("long", "soak", "large")
 Values = tuple[tuple[str, str], ...]
 """Parameters, each with a value."""
 
 
 def repeated(items: Iterable[pytest.Item], together: int) -> Iterator[pytest.Item]:
-    """Yield the items that the long run takes: those whose values, `together` at a time, other items have."""
+    """Yield the items that the long run takes: those whose values, `together` at a time, other items have.
+
+    Tests of the whole table of methods have each value once, except those with the mark `every_method`.
+    """
     for own in by_function(items).values():
+        once = bool(methods_of_table(own)) and own[0].get_closest_marker("every_method") is None
         ordered = sorted(own, key=quick_first)
-        tried = set(covering([factors(item) for item in ordered], together))
+        tried = set(covering([factors(item) for item in ordered], 1 if once else together))
         yield from (item for i, item in enumerate(ordered) if i not in tried)
+
+
+def methods_of_table(items: Sequence[pytest.Item]) -> list[str]:
+    """Return the methods that a function tests, if it tests the whole table of methods; otherwise nothing."""
+    methods = list(dict.fromkeys(method for item in items if (method := method_of(item)) is not None))
+    return methods if len(methods) >= MANY else []
+
+
+def method_of(item: pytest.Item) -> str | None:
+    """Return the method that an item tests, or None."""
+    return next((repr(parameters(item)[name]) for name in METHODS if name in parameters(item)), None)
 
 
 def by_function(items: Iterable[pytest.Item]) -> Mapping[str, list[pytest.Item]]:

@@ -76,7 +76,7 @@ def test_one_rank_needs_no_mpi_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+@pytest.mark.parametrize("start", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_workers_that_import_the_script_are_told_of_the_guard(tmp_path: Path, start: str) -> None:
     body = f"""
 import hpcsgd

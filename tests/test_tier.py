@@ -77,6 +77,17 @@ def test_the_long_run_has_what_repeats_pairs_of_values():
     assert len(kept) == 9
 
 
+def test_a_test_of_all_methods_has_each_method_once_unless_its_mark_says_pairs():
+    items = [
+        Item(f"t.py::f[{method}-{n}]", {"method": method, "n": n}) for method in range(12) for n in (2, 3)
+    ]
+    of_the_long_run: Any = list(repeated(items, together=2))  # pyright: ignore[reportArgumentType]
+    assert sorted(item.params["method"] for item in of_the_long_run) == list(range(12))
+    for item in items:
+        item.mark = "every_method"
+    assert list(repeated(items, together=2)) == []  # pyright: ignore[reportArgumentType]
+
+
 def test_what_is_slow_is_not_chosen_where_another_item_has_its_values():
     items = [Item(f"t.py::f[{n}]", {"n": n, "x": 0}, mark="slow" if n == 3 else "") for n in (3, 3, 4)]
     items[1].mark = ""

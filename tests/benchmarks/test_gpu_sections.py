@@ -165,7 +165,7 @@ def test_tests_are_counted(tmp_path: Path) -> None:
     assert not none.met
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_section_is_rehearsed_without_a_gpu(tmp_path: Path) -> None:
     """Rehearse the shortest section, on the test device if there is one."""

@@ -49,10 +49,10 @@ def started(command: list[str], folder: Path, *, check: bool = True) -> programs
 @pytest.mark.parametrize(
     ("checks", "launcher"),
     [
-        pytest.param(checks, launcher, marks=slowly, id=f"{checks}-{launcher.__name__}")
-        for checks, launcher in [
+        pytest.param(checks, launcher, marks=[*slowly, *more], id=f"{checks}-{launcher.__name__}")
+        for checks, launcher, *more in [
             ("trainer_checks", by_mpiexec),
-            ("trainer_checks", by_torchrun),
+            ("trainer_checks", by_torchrun, pytest.mark.long),
             ("checkpoint_checks", by_mpiexec),
             ("accelerate_checks", by_mpiexec),
         ]

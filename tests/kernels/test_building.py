@@ -32,7 +32,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE)
 def test_nvcc_has_nothing_to_complain_of(sources, tmp_path):
     done = build(sources, tmp_path / "built")

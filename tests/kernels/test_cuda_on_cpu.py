@@ -103,7 +103,7 @@ def barriers() -> list[tuple[str, int]]:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_sanitizer_complains():
     if reason := on_cpu.missing_sanitizers():

@@ -17,7 +17,7 @@ MODELS = ("within_an_epoch", "other_shape", "of_another_strategy")
 FOLDERS = ("bad_files", "removed")
 
 
-@pytest.mark.parametrize("by", [by_mpiexec, by_torchrun])
+@pytest.mark.parametrize("by", [by_mpiexec, pytest.param(by_torchrun, marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", ["hierarchical", "diloco", "sgp"])
 def test_a_training_resumes_with_the_same_bits(method: str, by: Any, run_cases: RunCases) -> None:
     of_ranks = run_cases("resume", by=by)["resume"]

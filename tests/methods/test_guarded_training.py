@@ -77,7 +77,9 @@ MAKERS: dict[str, Callable[[Guard], Method]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "hierarchical" else pytest.mark.long) for name in MAKERS]
+)
 def test_noise_in_one_group_costs_the_others_less_than_a_percent(name: str) -> None:
     """The loss is compared with that of the other groups alone.
 

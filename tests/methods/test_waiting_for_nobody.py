@@ -119,7 +119,9 @@ def adversary(world: Communicator, clocks: Clocks, method: Method, schedules: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("s", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    "s", [0, pytest.param(1, marks=pytest.mark.long), 2, pytest.param(4, marks=pytest.mark.long)]
+)
 def test_nobody_runs_further_ahead(s: int) -> None:
     """Each case has 250 random schedules.
 

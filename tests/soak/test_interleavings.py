@@ -56,7 +56,7 @@ def in_turns(seed: int | str, orders: list[list[str]] | None = None, **limits: A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", LABELS)
-@cases(some=10, every=1000)
+@cases(some=5, every=1000)
 def test_in_any_order(seeds: Seeds, method: str, cases: int) -> None:
     def case(seed: int) -> None:
         chance = random.Random(f"{method} {seed}")
@@ -139,7 +139,7 @@ def test_a_server_that_lets_groups_run_too_far_is_found() -> None:
         assert found("ssp", 3, READS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pairs_without_a_lock_are_found() -> None:
     class Open:
         def __enter__(self) -> None: ...

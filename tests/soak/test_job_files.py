@@ -50,7 +50,7 @@ def desk(made: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 
 @pytest.mark.slow
-@cases(some=100, every=1000)
+@cases(some=50, every=1000)
 def test_a_bad_job_file_is_one_line(desk: Desk, seeds: Seeds, cases: int) -> None:
     def case(seed: int) -> None:
         drawn = Case.drawn(seed, desk.texts)

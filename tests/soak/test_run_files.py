@@ -49,7 +49,7 @@ def anew(desk: Path, made: Path) -> None:
 
 
 @pytest.mark.slow
-@cases(some=30, every=300)
+@cases(some=10, every=300)
 def test_damage_is_one_line(desk: Path, made: Path, seeds: Seeds, cases: int) -> None:
     files = files_in(made)
 

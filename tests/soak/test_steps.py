@@ -77,7 +77,7 @@ def test_ten_thousand_steps(label: str, tmp_path: Path) -> None:
         assert growing(samples) == {}, f"{label}, rank {rank}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_some_steps_of_every_method(tmp_path: Path) -> None:
     """No method may leak. The methods run one after the other on threads of one process."""

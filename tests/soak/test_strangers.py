@@ -118,7 +118,7 @@ def require_unharmed(desk: Desk, rounds: Rounds) -> None:
 
 
 @pytest.mark.slow
-@cases(some=30, every=1000)
+@cases(some=15, every=1000)
 def test_rounds_go_on_whatever_strangers_do(desk: Desk, seeds: Seeds, cases: int) -> None:
     with in_peace(desk) as (host, rounds, recorded), ExitStack() as held:
         kinds: tuple[Stranger, ...] = (*KINDS, replays(recorded))

@@ -246,6 +246,7 @@ def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
     assert "submitted" not in said
 
 
+@pytest.mark.long
 def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
     (cluster.folder / "train.sbatch").write_text(template("train.sbatch"))
     (cluster.folder / "runs").mkdir(exist_ok=True)  # otherwise Slurm cannot write the log

@@ -88,6 +88,7 @@ def test_an_exception_in_one_rank_ends_the_step(srun):
     assert done.stderr.count("RuntimeError: only rank 2 knows") == 1
 
 
+@pytest.mark.long
 def test_lightning_trains_as_a_plain_loop(slurm, tmp_path):
     """The virtual nodes are one machine, and therefore one node for hpcsgd."""
     skip_unless_mpich()

@@ -146,6 +146,7 @@ def test_one_parameter_of_two_modules_stays_one() -> None:
         assert gone() is None
 
 
+@pytest.mark.long
 def test_muon_resumes_within_a_period(folder: Path) -> None:
     """Step 4 updates blocks, and step 6 is the next one with whole matrices."""
     muon = ("--optimizer.name", "Muon", "--optimizer.lr", "0.01", "--optimizer.arguments.period", "3")
@@ -214,6 +215,7 @@ def test_a_batch_job_that_cannot_be(folder: Path, words: list[str], line: str) -
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_batch_job_is_checked_where_its_model_has_no_room(folder: Path) -> None:
     """The model has half a gigabyte in 40 blocks, and training would need four times as much."""
     large = ("--model.arguments.width", "512", "--model.arguments.layers", "40")

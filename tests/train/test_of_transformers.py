@@ -46,7 +46,7 @@ def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
     assert_interruptions_change_nothing(job_file, tmp_path, *own, *words)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     """It learns on two ranks and resumes on one; the result is the library's own model."""
     words = ("--training.epochs", "3", "--run.output_dir", "run")

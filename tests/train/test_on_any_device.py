@@ -129,7 +129,10 @@ def test_the_model_is_the_one_of_the_host(
 
 @pytest.mark.ranks(4)
 @pytest.mark.threads(unless={"name": {"bf16"}})
-@pytest.mark.parametrize("name", ["fp32", "bf16", "natural gradient", "DEFT"])
+@pytest.mark.parametrize(
+    "name",
+    ["bf16", "natural gradient", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp32", "DEFT"))],
+)
 def test_deterministic_runs_have_the_same_bits(
     run, name: str, job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

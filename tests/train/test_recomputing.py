@@ -148,7 +148,10 @@ OWN = ("--model.name", "train.test_recomputing:own", "--model.arguments", "{}", 
     "words",
     [
         ("--training.bucket_cap_mb", "0.001"),
-        ("--training.overlap_param_gather", "true", "--training.bucket_cap_mb", "0.001"),
+        pytest.param(
+            ("--training.overlap_param_gather", "true", "--training.bucket_cap_mb", "0.001"),
+            marks=pytest.mark.long,
+        ),
         ("--training.overlap_grad_reduce", "false", "--training.precision", "bf16"),
     ],
 )
@@ -170,7 +173,7 @@ def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     """A model with dropout, in bf16, trains the same bits; each process has its own generator."""
     text = "{ types = 14, width = 8, layers = 2, heads = 2, dropout = 0.2 }"

@@ -13,7 +13,13 @@ LEFT = (".curves.png.another.1.01234567.part", "checkpoints/.writing-step-000000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["train"], ["compare", "--methods", "bsp, hierarchical sync_every=2"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train"],
+        pytest.param(["compare", "--methods", "bsp, hierarchical sync_every=2"], marks=pytest.mark.long),
+    ],
+)
 def test_the_second_job_ends_and_the_next_one_tidies_up(tmp_path: Path, command: list[str]) -> None:
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)

@@ -94,7 +94,9 @@ def test_it_learns(job_file: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [3, 8, 11])
+@pytest.mark.parametrize(
+    "step", [pytest.param(3, marks=pytest.mark.long), 8, pytest.param(11, marks=pytest.mark.long)]
+)
 def test_interrupted_or_not_the_bits_are_the_same(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

@@ -45,7 +45,7 @@ def test_the_script_trains_and_resumes(tmp_path: Path) -> None:
     assert [epoch for epoch, _ in trained(mpi(script), tmp_path)] == ["5", "6"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_script_for_ddp_trains(tmp_path: Path) -> None:
     agent = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     found = trained([*agent, str(EXAMPLES / "before.py")], tmp_path)

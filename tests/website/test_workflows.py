@@ -72,7 +72,7 @@ def sweep_command(values: dict[str, Any]) -> list[str]:
     return [word for each in sweep["command"] for word in filled.get(each, [runnable(each)])]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_of_a_sweep_trains(tmp_path: Path) -> None:
     prepare(tmp_path)
     command = sweep_command({"optimizer.lr": 0.02, "method.sync_every": 8})

@@ -195,7 +195,7 @@ def elected(folder: Path, replica_group: int, heartbeat_timeout: float = 60.0) -
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_several_launchers_one_has_the_coordinator_until_it_leaves(tmp_path: Path) -> None:
     terms = tmp_path / FOLDER
 
@@ -339,7 +339,7 @@ def test_a_mistake_is_told_in_one_line(replica_groups: Groups, words: list[str],
     assert sorted(replica_groups.folder.rglob("*")) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mistake_that_all_find_at_once(replica_groups: Groups) -> None:
     """The groups start like tasks of an array. Each reports the mistake. Later ones use the same folder."""
     programs.mpiexec()

@@ -233,7 +233,7 @@ def test_a_mistake_that_the_groups_see(launch: Launch) -> None:
     assert not launch.run.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_start_from_weights_of_others(launch: Launch) -> None:
     """All groups read a file in the launcher's folder. A tiny learning rate keeps the weights."""
     programs.mpiexec()
