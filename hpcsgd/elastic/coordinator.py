@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +26,7 @@ from hpcsgd.elastic.journal import Journal, Superseded
 from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.membership_log import MembershipLog, committed
 from hpcsgd.elastic.pending_connections import PendingConnections
+from hpcsgd.elastic.processes import Processes
 from hpcsgd.elastic.register import Phase, Point, Register, Vote
 from hpcsgd.elastic.resource_budget import ResourceBudget, StepTimes
 from hpcsgd.elastic.watch import Watch, beat
@@ -84,8 +85,7 @@ class Coordinator:
         self._budget = budget
         self._moving: set[Connection] = set()
         """Clients whose replica group leaves to come back with more or fewer ranks."""
-        self._processes: defaultdict[int, list[str]] = defaultdict(list)
-        """For each replica group, the identifiers of the processes that have run it, in order of start."""
+        self._processes = Processes()
         self._awaited: set[int] = set()
         """The replica groups that left to come back with more or fewer ranks, and are not back yet."""
         self._step_times = StepTimes()
@@ -128,10 +128,8 @@ class Coordinator:
     def _admit(self, client: Connection) -> None:
         if self.superseded:
             raise ConnectionError("the next coordinator is elsewhere")
-        processes = self._processes[client.replica_group]
-        if client.processes not in processes:
-            processes.append(client.processes)
-        if self._was_followed(client):
+        self._processes.add(client)
+        if self._processes.were_followed(client):
             self._evict(client, STARTED_AGAIN)
             raise ConnectionError(STARTED_AGAIN)
         theirs = {other for other in self._clients if other.replica_group == client.replica_group}
@@ -142,12 +140,8 @@ class Coordinator:
         self._awaited.discard(client.replica_group)
         client.tell({"register": self.register.to_json()})
 
-    def _was_followed(self, client: Connection) -> bool:
-        """Return True if newer processes run the client's group, for example after its launcher died."""
-        return client.processes in self._processes[client.replica_group][:-1]
-
     def _evict(self, client: Connection, why: str) -> None:
-        client.tell({"evicted": why, "for_good": self._was_followed(client)})
+        client.tell({"evicted": why, "for_good": self._processes.were_followed(client)})
         client.writer.close()
 
     def _dismiss(self, client: Connection) -> None:
