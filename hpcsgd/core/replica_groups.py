@@ -16,10 +16,16 @@ class Contribution(Protocol):
     """The number of this job that all jobs get."""
     shared: Sequence[Tensor]
     """Tensors that are the same in all jobs in the mean. When other jobs begin to average together, they all
-    get those of the first job in the mean."""
+    get those of the first job in the mean that has missed no round."""
+    late_rounds: int
+    """The number of rounds that this job may miss for its tensors to count in the next one; 0: none."""
 
-    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
-        """Return the tensors, given the `norm` of each job in the mean, by index; may be called again."""
+    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
+        """Return the tensors, given the `norm` of each job in the mean, by index; may be called again.
+
+        For a job that has missed rounds, `newest` are the `shared` tensors of one that has not. Only the part
+        of them that this rank averages is valid.
+        """
         ...
 
 

@@ -38,6 +38,8 @@ class Quorum:
 
     groups: int
     grace: float
+    late_rounds: int = 0
+    """The number of synchronizations that a late group may miss for its work to still count; 0: none."""
 
 
 @dataclass(frozen=True)

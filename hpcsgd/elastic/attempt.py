@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+
+from hpcsgd.elastic.register import Register
 
 
 class State(IntEnum):
@@ -15,3 +18,25 @@ class State(IntEnum):
     """The other groups have continued without this one."""
     OVER = 3
     """The other groups have finished the training."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank knows about the end of a round: by default, that the round was aborted."""
+
+    registers: tuple[Register, Register] | None = None
+    """The registers during and after the round, if it was committed."""
+    is_unknown: bool = False
+    """True if the round may have been committed."""
+
+
+def outcome(g: int, r: int, during: Register, after: Register, *, voted: bool) -> Outcome:
+    """Return the outcome of the round after `r` committed rounds in generation `g`.
+
+    `voted`: this rank has voted to commit it. The registers are those during the round and after it. If the
+    connection was broken meanwhile, the rank may have missed others between them.
+    """
+    if (after.generation, after.rounds) == (g, r + 1):
+        return Outcome((during, after))
+    aborted = after.rounds == r or (after.generation, after.began) == (g + 1, r)
+    return Outcome(is_unknown=voted and not aborted)

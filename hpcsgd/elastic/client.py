@@ -101,17 +101,18 @@ class Client:
         *of_round, moment = self._complete
         return moment if of_round == [generation, rounds] else None
 
-    def come(self, address: str, rounds: int) -> Register:
+    def come(self, address: str, rounds: int, *, brings: bool = False) -> Register:
         """Ask to join the groups that average, and wait for a new generation with this replica group.
 
-        This rank listens at `address` and has the mean of the first `rounds` rounds. Return the register of
-        the new generation, which may already have ended, or the register of the finished training.
+        This rank listens at `address` and has the mean of the first `rounds` rounds. `brings`: it has trained
+        since, and no round has counted that. Return the register of the new generation, which may already
+        have ended, or the register of the finished training.
         """
         replica_group = self._hello["replica_group"]
         last = self.register.generation
         while True:
             self._send_until_answered(
-                {"do": "come", "address": address, "rounds": rounds, "generation": last}
+                {"do": "come", "address": address, "rounds": rounds, "brings": brings, "generation": last}
             )
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
             if now.phase is Phase.FINISHED or replica_group in now.replica_groups:

@@ -42,10 +42,10 @@ class Coordinator:
 
     `heartbeat_timeout`: seconds without a heartbeat after which a replica group is lost. `timeout`: seconds
     that an open register, or a round in which a group has arrived, waits for groups that are alive. It must
-    exceed the time by which working groups differ. `quorum`, `grace`: see `Arrivals`. `journal`: where the
-    register is saved. `events`: the event log. `budget`: the resource to move between groups, if any.
-    `together`: the first generation waits for all groups, and all stop when one has to stop. Otherwise groups
-    come and go independently.
+    exceed the time by which working groups differ. `quorum`, `grace`: see `Arrivals`. `late_rounds`: see
+    `Membership`. `journal`: where the register is saved. `events`: the event log. `budget`: the resource to
+    move between groups, if any. `together`: the first generation waits for all groups, and all stop when one
+    has to stop. Otherwise groups come and go independently.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Coordinator:
         timeout: float = 300.0,
         quorum: int | None = None,
         grace: float = math.inf,
+        late_rounds: int = 0,
         journal: Journal | None = None,
         events: EventLog,
         budget: ResourceBudget | None = None,
@@ -64,7 +65,7 @@ class Coordinator:
     ) -> None:
         saved = Register() if journal is None else journal.load()
         expected = saved.replica_groups or (range(replica_groups) if together else ())
-        self.membership = Membership(frozenset(expected), saved, together=together)
+        self.membership = Membership(frozenset(expected), saved, together=together, late_rounds=late_rounds)
         self.superseded = False
         """True if there is a later coordinator, so that this one sends nothing more."""
         for replica_group in saved.going:
@@ -72,7 +73,7 @@ class Coordinator:
         self.address = ""
         self._token = token
         self._heartbeat_timeout = heartbeat_timeout
-        self._journal, self._membership_log = journal, MembershipLog(events)
+        self._journal, self._membership_log = journal, MembershipLog(events, late_rounds)
         self._clients: set[Connection] = set()
         self._strangers = PendingConnections()
         self._reported = saved
@@ -164,7 +165,8 @@ class Coordinator:
             case "beat":
                 client.tell({"beat": True})
             case "come" if not self.register.grants(group, message["generation"]):
-                membership.come(group, client.rank, client.ranks, message["address"], message["rounds"])
+                address, rounds, brings = (message[name] for name in ("address", "rounds", "brings"))
+                membership.come(group, client.rank, client.ranks, address, rounds, brings=brings)
             case "arrive" if self._is_due(message):
                 self._arrive(client)
             case "vote" if self._is_due(message):
@@ -231,8 +233,8 @@ class Coordinator:
         self._clients -= theirs
         for client in theirs:
             self._evict(client, why)
-        log.info("replica group %d is lost: %s", replica_group, why)
-        self._membership_log.events.lost(replica_group=replica_group, kind=kind, why=why)
+        log.info("replica group %d is no longer a member: %s", replica_group, why)
+        self._membership_log.lose(self.register, replica_group, kind, why)
         if kind is Loss.CUT:
             self.membership.leave_out(replica_group)
         else:

@@ -11,7 +11,7 @@ worker is a replica group i of K_i ranks. A round, the attempt to average, has t
              repeat the round with the remaining groups
 
 The model is cut into C shards, the same for all groups. C is the largest K_i, and rank j of a group owns the
-shards c with c mod K_i = j. A group that missed rounds adds nothing to the average but uses it.
+shards c with c mod K_i = j. A group that missed rounds uses the average but adds nothing, except `late_work`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from torch import Tensor
 
 from hpcsgd.comm import Communicator, accumulation_dtype
 from hpcsgd.comm.on_host import room_for, settle_all
-from hpcsgd.elastic.attempt import State
+from hpcsgd.elastic.attempt import Outcome, State, outcome
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.endings import Over
+from hpcsgd.elastic.late_work import LateWork
 from hpcsgd.elastic.register import Phase, Point, Register, Report, Vote
 from hpcsgd.elastic.ring import Broken
 from hpcsgd.elastic.rings import Contribution, Rings, part_of
@@ -67,6 +68,8 @@ class ElasticAverage:
         """Seconds that this rank has spent averaging so far."""
         self.counted: tuple[int, ...] = ()
         """The replica groups whose models are in the last mean."""
+        self.up_to_date: tuple[int, ...] = ()
+        """Those of them that had missed no round before it, so that they were at the training's position."""
         self.index, self.count = replica_group, replica_groups
         """The index of this replica group, and the number of groups that were started."""
         self._group, self._coordinator, self._token = group, coordinator, token
@@ -80,6 +83,7 @@ class ElasticAverage:
         self._due = 0
         """The number of rounds that were committed before the next round."""
         self._why, self._blamed = "", None
+        self._late_work = LateWork(replica_group, group.rank)
         self._control: list[Tensor] = []
         self._alike, self._contribution = True, None
         self._copies: list[Tensor] = []
@@ -109,6 +113,7 @@ class ElasticAverage:
         aside, self._alike, self._contribution = self._room_for(w), alike, contribution
         report = self.report
         self._vote = Vote(Point(t, *report.deal), report.leaving)
+        self._late_work.begin(contribution, self.rounds)
         settle_all(w)  # computing must not count as waiting, and `aside` must have been copied
         started = time.perf_counter()
         while not self._attempt(w, aside):
@@ -161,10 +166,14 @@ class ElasticAverage:
             self._spread(aside)
         # If any rank has seen the commit, the round is committed, even if other ranks were evicted before
         # they heard of it.
-        seen = [after for after in self._group.gather_objects(self._outcome(state)) if after is not None]
+        outcomes = self._group.gather_objects(self._outcome(state))
+        seen = [found.registers for found in outcomes if found.registers is not None]
         if not seen:
+            self._late_work.failed(outcomes)
             return False
-        self.after, self.counted = seen[0]
+        during, self.after = seen[0]
+        self.counted, self.up_to_date = during.counting, during.up_to_date
+        self._late_work.committed(during)
         self.rounds = self._due = self.after.rounds
         return True
 
@@ -196,8 +205,9 @@ class ElasticAverage:
     def _enter(self) -> None:
         """Ask to join the groups that average, and wait for a generation with this replica group."""
         self._rings.drop()
-        now = self._client.come(self._rings.address, self.rounds)
+        now = self._client.come(self._rings.address, self.rounds, brings=self._late_work.may_count)
         if now.phase is Phase.FINISHED:
+            self._late_work.finished()
             raise Over
         self._generation, self._due = now, now.rounds
         if self._group.rank == 0:
@@ -208,7 +218,8 @@ class ElasticAverage:
         """Average this rank's shards of `w` into `aside`. Raises `OSError` if a connection breaks."""
         now = self._generation
         self._client.arrive(now.generation, self._due)
-        counting = self._client.register.counting
+        here = self._client.register
+        counting, source = here.counting, min(here.up_to_date)
         shared = self._contribution.shared if self._contribution and now.began == self._due else ()
         self._copies = [room_for(x, x.dtype) for x in shared]
         rank, size = self._group.rank, self._group.size
@@ -218,10 +229,11 @@ class ElasticAverage:
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
             part = (c, max(sizes)) if self._alike else (0, 1)
+            self._rings.copies(shared, self._copies, *part, ring, source)
             if self._contribution is not None:
-                w = self._rings.contributed(self._contribution, ring, now, counting)
+                newest = self._copies if self.index in here.late else ()
+                w = self._rings.contributed(self._contribution, newest, ring, now, counting)
             self._rings.mean(w, aside, *part, ring, counting)
-            self._rings.copies(shared, self._copies, *part, ring, min(counting))
 
     def _is_overdue(self, since: float) -> bool:
         """Return True if this rank has waited too long for a neighbour in the ring, since time `since`.
@@ -247,26 +259,22 @@ class ElasticAverage:
             for mean in (*aside, *self._copies):
                 self._group.bcast(part_of(mean, c, C), root=c % self._group.size).wait()
 
-    def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
-        """Vote or object; return the register after the round and the groups in its mean, None if aborted."""
+    def _outcome(self, state: State) -> Outcome:
+        """Vote or object; return the outcome of the round."""
         g, r = self._generation.generation, self._due
+        voted = False
         with suppress(Evicted):  # the next attempt notices that this group was evicted
-            counting = self._client.register.counting
-            if state is State.FINE:
+            during = self._client.register
+            if voted := state is State.FINE:
                 after = self._client.vote(g, r, self._vote, self.report.progress, self.report.step_seconds)
             else:
                 after = self._client.object(g, r, self._why, self._blamed)
-            if (after.generation, after.rounds) == (g, r + 1):
-                return after, counting
-        return None
+            return outcome(g, r, during, after, voted=voted)
+        return Outcome(is_unknown=voted)
 
     def _come_back(self) -> None:
         """Connect to the coordinator again, as a new life of the replica group; all its ranks do so."""
-        if self._group.rank == 0:
-            log.warning(
-                "the other groups go on without what this group learned since synchronization %d: %s",
-                self.rounds, self._why,
-            )  # fmt: skip
+        self._late_work.left_out(self._why)
         self._client.close()
         self._rings.drop()
         self._generation = Register()

@@ -5,12 +5,15 @@ event            fields in addition to ``event``, ``unix`` and ``at``
 ===============  =========================================================================================
 ``started``      replica_group, life, ranks: its processes were started
 ``ended``        replica_group, life, code: its processes have ended, with exit code ``code``
-``generation``   generation, members, newcomers, rounds: which groups average from now on; the parameters of
-                 newcomers do not count in the first round. rounds: those committed so far
+``generation``   generation, members, newcomers, rounds: which groups average from now on; newcomers have
+                 missed rounds, and do not count in the first one, unless they were late. rounds: those
+                 committed so far
 ``commit``       generation, rounds, members, counted, t, epoch, fraction: a round is committed. counted:
                  the members whose parameters made the mean; t: updates done;
                  epoch: epochs done, from 0; fraction: the part of the next epoch that is done, 0..1
 ``lost``         replica_group, why, kind: it is no longer a member; why: text; kind: a `Loss`
+``late``         replica_group, why: it is no longer a member, but what it learned counts if it is back in
+                 time; otherwise ``lost`` follows, with the kind "late"
 ``units``        unit, units: what each replica group has from now on, as in `rebalancing`; unit is "ranks",
                  "threads" or "samples"
 ``finished``     the training is done
@@ -81,7 +84,7 @@ class EventLog:
     ) -> None:
         """Log a new generation: the members average from now on.
 
-        The parameters of newcomers do not count in the first round.
+        The newcomers have missed rounds. They do not count in the first one, unless they were late.
         """
         replica_groups = {"members": sorted(members), "newcomers": sorted(newcomers)}
         self._note("generation", generation=generation, **replica_groups, rounds=rounds)
@@ -108,6 +111,10 @@ class EventLog:
     def lost(self, *, replica_group: int, why: str, kind: Loss) -> None:
         """Log that the other groups continue without this replica group."""
         self._note("lost", replica_group=replica_group, why=why, kind=Loss(kind))
+
+    def late(self, *, replica_group: int, why: str) -> None:
+        """Log that the other groups continue without a group whose work counts if it is back in time."""
+        self._note("late", replica_group=replica_group, why=why)
 
     def units(self, *, unit: str, units: Mapping[int, int]) -> None:
         """Log how many ranks, threads or samples each living replica group has from now on."""

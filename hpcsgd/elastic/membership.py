@@ -18,12 +18,13 @@ class Candidate:
     """A replica group that asks to join the next generation; complete once all its ranks have asked.
 
     `addresses` has the addresses at which ranks listen. `rounds` has the numbers of rounds whose mean they
-    have.
+    have. `brings` has True if they have trained since, and no round has counted that.
     """
 
     ranks: int
     addresses: dict[int, str] = field(default_factory=dict[int, str])
     rounds: set[int] = field(default_factory=set[int])
+    brings: set[bool] = field(default_factory=set[bool])
 
     @property
     def complete(self) -> bool:
@@ -35,31 +36,47 @@ class Membership:
 
     `expected`: the replica groups that an open register waits for. At the start these are all groups, or none
     if the groups start separately. `together`: if one group has to stop, all stop; otherwise the others
-    continue.
+    continue. `late_rounds`: the number of rounds that a group may miss for its work to count when it is back.
     """
 
     def __init__(
-        self, expected: frozenset[int], register: Register | None = None, *, together: bool = True
+        self,
+        expected: frozenset[int],
+        register: Register | None = None,
+        *,
+        together: bool = True,
+        late_rounds: int = 0,
     ) -> None:
         self.register = register or Register()
         self.expected = expected
-        self._together = together
+        self._together, self._late_rounds = together, late_rounds
         self._candidates: dict[int, Candidate] = {}
         self._votes: dict[tuple[int, int], Vote] = {}
         self._left_out: dict[int, int] = {}
         """For each group that was left out, the number of committed rounds from which on it may return."""
         self._times_left_out: Counter[int] = Counter()
 
-    def come(self, replica_group: int, rank: int, ranks: int, address: str, rounds: int) -> None:
+    def come(
+        self,
+        replica_group: int,
+        rank: int,
+        ranks: int,
+        address: str,
+        rounds: int,
+        *,
+        brings: bool = False,
+    ) -> None:
         """Record that rank `rank` of a group with `ranks` ranks asks to join.
 
-        The rank listens at `address` and has the mean of the first `rounds` rounds.
+        The rank listens at `address` and has the mean of the first `rounds` rounds. `brings`: it has trained
+        since, and no round has counted that.
         """
         if self.register.phase is Phase.FINISHED:
             return
         candidate = self._candidates.setdefault(replica_group, Candidate(ranks))
         candidate.addresses[rank] = address
         candidate.rounds.add(rounds)
+        candidate.brings.add(brings)
         if not candidate.complete or replica_group in self._left_out:
             return
         self.expected |= {replica_group}
@@ -144,7 +161,7 @@ class Membership:
         places = {
             ballot.place
             for (replica_group, _), ballot in self._votes.items()
-            if replica_group in now.counting
+            if replica_group in now.up_to_date
         }
         place = max(places, key=lambda place: (place.epoch, place.t))
         stopping = {replica_group for (replica_group, _), ballot in self._votes.items() if ballot.leaving}
@@ -172,7 +189,8 @@ class Membership:
             return
         if not all(i in self._candidates and self._candidates[i].complete for i in self.expected):
             return
-        members = tuple(self._member(replica_group) for replica_group in sorted(self.expected))
+        newest = max(min(self._candidates[replica_group].rounds) for replica_group in self.expected)
+        members = tuple(self._member(replica_group, newest) for replica_group in sorted(self.expected))
         for replica_group in self.expected:  # keep groups of which only some ranks have asked
             del self._candidates[replica_group]
         rounds = max(self.register.rounds, *(member.rounds for member in members))
@@ -185,7 +203,10 @@ class Membership:
             members=members,
         )
 
-    def _member(self, replica_group: int) -> Member:
+    def _member(self, replica_group: int, newest: int) -> Member:
+        """Return the member that a candidate becomes, where others have the mean of `newest` rounds."""
         candidate = self._candidates[replica_group]
         addresses = tuple(address for _, address in sorted(candidate.addresses.items()))
-        return Member(replica_group, addresses, min(candidate.rounds))
+        rounds = min(candidate.rounds)
+        late = all(candidate.brings) and 0 < newest - rounds <= self._late_rounds
+        return Member(replica_group, addresses, rounds, late)

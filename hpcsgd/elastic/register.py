@@ -10,7 +10,8 @@ rounds, generation g is in the state (g, r). The next round ends in one of two w
 
 An open register waits until every group that is not lost has asked to join. Then it closes: these groups are
 the members of generation g+1, whose r is the largest number of rounds that a member has. The parameters of
-groups that missed rounds, or join for the first time, do not count in the first round.
+groups that missed rounds, or join for the first time, do not count in the first round. A late group is an
+exception: what it learned before the others left it out counts, if it missed only a few rounds.
 
 The register also has the position of the training, for groups that return. An epoch's samples are assigned to
 the members of the round at which the epoch began. A group that joins later has no samples, and does not
@@ -68,6 +69,8 @@ class Member:
     """The address (host:port) at which each rank of the group listens."""
     rounds: int
     """The number of committed rounds whose mean the group had when the generation began."""
+    late: bool = False
+    """True if the group counts in the first round, although it has missed rounds."""
 
     @property
     def ranks(self) -> int:
@@ -126,11 +129,33 @@ class Register:
     @property
     def counting(self) -> tuple[int, ...]:
         """The members whose parameters are averaged in the current round."""
+        counting = {*self.up_to_date, *self.late}
+        return tuple(replica_group for replica_group in self.replica_groups if replica_group in counting)
+
+    @property
+    def up_to_date(self) -> tuple[int, ...]:
+        """The members in `counting` that have missed no round.
+
+        All others continue at their position, and get the outer state of one of them.
+        """
         newest = max((member.rounds for member in self.members), default=0)
-        first = self.rounds == self.began
-        counting = [m.replica_group for m in self.members if m.rounds == newest or not first]
-        trained = [replica_group for replica_group in counting if replica_group in self.sharing]
-        return tuple(trained or counting)
+        here = [m.replica_group for m in self.members if m.rounds == newest or not self.is_first]
+        trained = [replica_group for replica_group in here if replica_group in self.sharing]
+        return tuple(trained or here)
+
+    @property
+    def late(self) -> tuple[int, ...]:
+        """The members in `counting` that have missed rounds."""
+        return tuple(m.replica_group for m in self.members if m.late and self.is_first)
+
+    @property
+    def is_first(self) -> bool:
+        """True if the current round is the first one of this generation."""
+        return self.rounds == self.began
+
+    def rounds_of(self, member: Member) -> int:
+        """Return the number of committed rounds whose mean `member` has now."""
+        return member.rounds if self.is_first else self.rounds
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,7 +163,8 @@ class Register:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Register:
         members = tuple(
-            Member(m["replica_group"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"]
+            Member(m["replica_group"], tuple(m["addresses"]), m["rounds"], m["late"])
+            for m in saved["members"]
         )
         places: dict[str, Any] = {name: Point(**saved[name]) for name in ("place", "assigned_at")}
         rest: dict[str, Any] = {

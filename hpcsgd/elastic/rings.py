@@ -20,10 +20,16 @@ class Contribution(Protocol):
     """The number of this group that all groups get."""
     shared: Sequence[Tensor]
     """Tensors that are the same in all groups in the mean. In the first round of a generation all groups get
-    those of the first group in the mean."""
+    those of the first group in the mean that has missed no round."""
+    late_rounds: int
+    """The number of rounds that this group may miss for its tensors to count in the next one; 0: none."""
 
-    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
-        """Return the tensors, given the `norm` of each group in the mean, by group."""
+    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
+        """Return the tensors, given the `norm` of each group in the mean, by group.
+
+        For a group that has missed rounds, `newest` are the `shared` tensors of one that has not. Only the
+        shard of them that this rank averages is valid.
+        """
         ...
 
 
@@ -96,18 +102,24 @@ class Rings:
             ring.mean(mine, part_of(copy, c, C), 1)
 
     def contributed(
-        self, contribution: Contribution, ring: TcpRing, now: Register, counting: Sequence[int]
+        self,
+        contribution: Contribution,
+        newest: Sequence[Tensor],
+        ring: TcpRing,
+        now: Register,
+        counting: Sequence[int],
     ) -> Sequence[Tensor]:
         """Return what this group adds to the mean, as `contribution` makes it from the norms of all groups.
 
-        All ranks get the same norms. Raises `OSError` if a connection breaks.
+        `newest`: the shared tensors of another group, if this one has missed rounds. All ranks get the same
+        norms. Raises `OSError` if a connection breaks.
         """
         members = now.replica_groups
         found = torch.empty(len(members), dtype=torch.float64, device="cpu")
         mine = torch.zeros_like(found)
         mine[members.index(self._replica_group)] = contribution.norm
         ring.mean(mine if self._replica_group in counting else None, found, 1)
-        return contribution({g: found[i].item() for i, g in enumerate(members) if g in counting})
+        return contribution({g: found[i].item() for i, g in enumerate(members) if g in counting}, newest)
 
     def cut(self) -> None:
         """Interrupt threads that wait in a ring. Any thread may call this."""

@@ -18,6 +18,7 @@ Differences from the paper:
 - With `outer`, W is the step of an outer optimizer on the last W, as in DiLoCo; the mean gives its gradient.
 - With `quorum`, groups do not wait for all others, as in Decoupled DiLoCo (arXiv:2604.21428, section 3.2):
   once `quorum` groups have arrived, the others have `grace_s` seconds. What a late group learned is dropped.
+- With `late_rounds` it counts at the synchronization in which the group returns. The paper drops it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def ensemble_sync(
     outer_schedule: OuterSchedule | None = None,
     quorum: int | None = None,
     grace_s: float | None = None,
+    late_rounds: int = 0,
 ) -> Method:
     """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
@@ -80,19 +82,25 @@ def ensemble_sync(
         outer_schedule: Rate and momentum of the outer optimizer over the run, such as
             `outer_schedules.muloco()`, for the groups that are alive. Default None: those of `outer`.
         quorum: Number of groups that are enough for a synchronization, at least 1. A group that is still
-            missing `grace_s` seconds later is left out of it: it loses what it learned since the last
-            one, and gets the others' model when it is back. Default None: groups wait for all that are alive.
+            missing `grace_s` seconds later is left out of it, and gets the others' model when it is back.
+            Default None: groups wait for all that are alive.
         grace_s: Seconds, more than 0, for which a synchronization waits for more groups than `quorum`.
             Default None: only without `quorum`.
+        late_rounds: Number of synchronizations that a late group may miss for its work to still count. The
+            one in which it returns then counts its change, from the model from which it trained. If it missed
+            more, or its processes have ended, the change is lost. Default 0: it is always lost. Usually a
+            late group misses two. More than 0 needs `outer`, since only then a group that returns gets the
+            others' model after the last synchronization; SGD with a rate of 1 is the plain mean.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: If `sync_every` or `quorum` is below 1, one of `quorum` and `grace_s` is missing, `guard`
-            has a `max_norm`, `outer` does not make a torch optimizer whose state other groups can get, or
-            `outer_schedule` has no `outer` or a rate of 0 at the first synchronization; when the optimizer is
-            wrapped, if the job is not a replica group.
+        UserError: If `sync_every` or `quorum` is below 1, one of `quorum` and `grace_s` is missing,
+            `late_rounds` is below 0 or has no `quorum` or no `outer`, `guard` has a `max_norm`, `outer` does
+            not make a torch optimizer whose state other groups can get, or `outer_schedule` has no `outer` or
+            a rate of 0 at the first synchronization; when the optimizer is wrapped, if the job is not a
+            replica group.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
@@ -106,6 +114,10 @@ def ensemble_sync(
         the mean, before the outer step. With `outer_schedule`, "outer_lr" and "outer_momentum" are the values
         of that step. With `guard`, a group that is left out reports that of the model from which it began.
 
+        A late group keeps its optimizer state. Its float buffers count as they are, and `guard` compares its
+        change with its own history. A synchronization in which late work counts is complete: checkpoints hold
+        no part of it for later.
+
     Example:
         >>> method = hpcsgd.ensemble_sync(sync_every=50)
         >>> hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
@@ -118,11 +130,14 @@ def ensemble_sync(
     See Also:
         `hierarchical`, `diloco`: their groups belong to one job, which ends if one of them dies.
     """
-    enough = _quorum(quorum, grace_s)
+    enough = _quorum(quorum, grace_s, late_rounds, outer)
     return Method(grad_reduce, Every(sync_every), _averager(sync_every, guard, outer, outer_schedule, enough))
 
 
-def _quorum(groups: int | None, grace_s: float | None) -> Quorum | None:
+def _quorum(
+    groups: int | None, grace_s: float | None, late_rounds: int, outer: MakeOptimizer | None
+) -> Quorum | None:
+    _require_use(late_rounds, groups, outer)
     if groups is None and grace_s is None:
         return None
     if groups is None or grace_s is None:
@@ -132,7 +147,23 @@ def _quorum(groups: int | None, grace_s: float | None) -> Quorum | None:
         raise UserError(f"quorum = {groups}: expected at least 1", key="quorum", value=groups)
     if not grace_s > 0:
         raise UserError(f"grace_s = {grace_s:g}: expected more than 0", key="grace_s", value=grace_s)
-    return Quorum(groups, grace_s)
+    return Quorum(groups, grace_s, late_rounds)
+
+
+def _require_use(late_rounds: int, quorum: int | None, outer: MakeOptimizer | None) -> None:
+    """Raise `UserError` if late groups cannot be counted so many rounds later."""
+    if late_rounds < 0:
+        fault = f"late_rounds = {late_rounds}: expected at least 0"
+    elif late_rounds and quorum is None:
+        fault = "late_rounds: it needs quorum as well: without it no group is late"
+    elif late_rounds and outer is None:
+        fault = (
+            "late_rounds: it needs outer as well; the outer optimizer SGD with lr = 1 leaves groups with the "
+            "plain mean"
+        )
+    else:
+        return
+    raise UserError(fault, key="late_rounds", value=late_rounds)
 
 
 def _averager(

@@ -39,7 +39,7 @@ from hpcsgd.train.training_setup import TrainingSetup
 class ElasticLoop(TrainLoop):
     """The training loop of a replica group.
 
-    The first of the groups whose models counted in a round evaluates and saves for all groups. `train`
+    The first of the groups that counted in a round and had missed none evaluates and saves for all. `train`
     raises `Over` if another group has finished the training and saved the result, and `Relocated` if this
     group has to be started again with another number of ranks.
     """
@@ -234,11 +234,9 @@ class ElasticLoop(TrainLoop):
 
         Groups that have to stop are passed over, so that they do not have to wait for files.
         """
-        counted, after = set(self.elastic_average.counted), self.elastic_average.after
+        here, after = set(self.elastic_average.up_to_date), self.elastic_average.after
         going = set(after.going)
-        return self.elastic_average.index == min(
-            counted - going or set(after.replica_groups) - going or counted
-        )
+        return self.elastic_average.index == min(here - going or set(after.replica_groups) - going or here)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class Desk:
         timeout: float = 600,
         quorum: int | None = None,
         grace: float = math.inf,
+        late_rounds: int = 0,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         budget: ResourceBudget | None = None,
         term: int | None = None,
@@ -62,7 +63,7 @@ class Desk:
             assert claim(self.folder, term)
         served = Coordinator(
             replica_groups, TOKEN, heartbeat_timeout=heartbeat_timeout, timeout=timeout, events=events,
-            quorum=quorum, grace=grace, budget=budget,
+            quorum=quorum, grace=grace, late_rounds=late_rounds, budget=budget,
             journal=None if term is None else TermJournal(self.folder, term), together=term is None,
         )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))

@@ -30,6 +30,7 @@ def story(events: EventLog, clock: Clock) -> None:
             generation=1, rounds=1, members=(0, 1), counted=(0,), t=100, epoch=2, fraction=0.5
         ),
         lambda: events.lost(replica_group=1, why="its connection broke", kind=Loss.DIED),
+        lambda: events.late(replica_group=0, why="it did not arrive"),
         lambda: events.ended(replica_group=1, life="a", code=-9),
         events.stopped,
         events.finished,
@@ -44,7 +45,7 @@ def test_events_read_back_as_told_and_at_once(tmp_path: Path, clock: Clock) -> N
     story(events, clock)
     told = read(path)
     assert list(told[2]["units"]) == [0, 1]
-    assert [(event.pop("unix"), event.pop("at")) for event in told] == [(1000.0 + n, n) for n in range(8)]
+    assert [(event.pop("unix"), event.pop("at")) for event in told] == [(1000.0 + n, n) for n in range(9)]
     assert told == [
         {"event": "started", "replica_group": 1, "life": "a", "ranks": 2},
         {"event": "generation", "generation": 1, "members": [0, 1], "newcomers": [], "rounds": 0},
@@ -60,6 +61,7 @@ def test_events_read_back_as_told_and_at_once(tmp_path: Path, clock: Clock) -> N
             "fraction": 0.5,
         },
         {"event": "lost", "replica_group": 1, "why": "its connection broke", "kind": "died"},
+        {"event": "late", "replica_group": 0, "why": "it did not arrive"},
         {"event": "ended", "replica_group": 1, "life": "a", "code": -9},
         {"event": "stopped"},
         {"event": "finished"},

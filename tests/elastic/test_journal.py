@@ -16,7 +16,9 @@ import pytest
 from hpcsgd.elastic.journal import FileJournal, Superseded, TermJournal, claim, last_claimed, newest
 from hpcsgd.elastic.register import Member, Phase, Point, Register
 
-ROUND = Register(1, 7, 7, Phase.RUN, (Member(0, ("a:1", "b:2"), 7),), Point(70, 1, 0), Point(), (0,))
+ROUND = Register(
+    1, 7, 7, Phase.RUN, (Member(0, ("a:1", "b:2"), 7, late=True),), Point(70, 1, 0), Point(), (0,)
+)
 
 
 def committed(now: Register) -> Register:

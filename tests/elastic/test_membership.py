@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,9 +20,10 @@ clients = st.sampled_from(CLIENTS)
 replica_groups = st.sampled_from(range(len(RANKS)))
 
 
-def come(membership: Membership, replica_group: int, rounds: int = 0) -> None:
-    for rank in range(RANKS[replica_group]):
-        membership.come(replica_group, rank, RANKS[replica_group], f"{replica_group}.{rank}", rounds)
+def come(membership: Membership, replica_group: int, rounds: int = 0, *, brings: bool = False) -> None:
+    ranks = RANKS[replica_group]
+    for rank in range(ranks):
+        membership.come(replica_group, rank, ranks, f"{replica_group}.{rank}", rounds, brings=brings)
 
 
 def vote(membership: Membership, replica_group: int, ballot: Vote = NOTHING) -> None:
@@ -163,6 +165,73 @@ def test_where_nobody_is_left_of_those_with_samples_all_count() -> None:
     membership.lose(0)
     come(membership, 1, 3)
     assert membership.register.counting == (1,)
+
+
+def away(missed: int, *, late_rounds: int) -> Membership:
+    """Return three groups, of which the first one has asked to return after it has missed some rounds."""
+    membership = Membership(frozenset({0, 1, 2}), late_rounds=late_rounds)
+    for replica_group in (0, 1, 2):
+        come(membership, replica_group)
+    for replica_group in (0, 1, 2):
+        vote(membership, replica_group, Vote(Point(3, 0, 0)))
+    membership.lose(0)
+    for replica_group in (1, 2):
+        come(membership, replica_group, 1)
+    for n in range(1, missed + 1):
+        if n == missed:
+            come(membership, 0, 1, brings=True)
+        for replica_group in (1, 2):
+            vote(membership, replica_group, Vote(Point(3 + n, 0, 0)))
+    assert (membership.register.phase, membership.register.rounds) == (Phase.OPEN, 1 + missed)
+    return membership
+
+
+def test_late_work_counts_once_if_few_rounds_were_missed() -> None:
+    for missed, late_rounds, counts in (
+        (1, 1, True),
+        (2, 2, True),
+        (2, 1, False),
+        (3, 2, False),
+        (1, 0, False),
+    ):
+        membership = away(missed, late_rounds=late_rounds)
+        for replica_group in (1, 2):
+            come(membership, replica_group, 1 + missed)
+        now = membership.register
+        assert (now.counting, now.late) == (((0, 1, 2), (0,)) if counts else ((1, 2), ()))
+        assert now.up_to_date == (1, 2)
+        for replica_group in (0, 1, 2):
+            vote(membership, replica_group, Vote(Point(99 if replica_group == 0 else 9, 0, 0)))
+        now = membership.register
+        assert (now.place.t, now.late, now.counting) == (9, (), (0, 1, 2)), "the late one was not at step 9"
+
+
+def test_late_work_counts_though_samples_were_assigned_meanwhile() -> None:
+    """In later rounds the group does not count before it has samples again."""
+    membership = away(2, late_rounds=2)
+    membership.register = replace(membership.register, sharing=(1, 2))
+    for replica_group in (1, 2):
+        come(membership, replica_group, 3)
+    assert membership.register.counting == (0, 1, 2)
+    for replica_group in (0, 1, 2):
+        vote(membership, replica_group, Vote(Point(9, 0, 0)))
+    assert membership.register.counting == (1, 2)
+
+
+def test_late_groups_count_only_if_all_their_ranks_bring_something() -> None:
+    membership = away(1, late_rounds=5)
+    membership.come(0, 0, 2, "0.0", 1, brings=False)
+    for replica_group in (1, 2):
+        come(membership, replica_group, 2)
+    assert membership.register.counting == (1, 2)
+
+
+def test_if_only_late_groups_are_left_the_newest_counts_as_up_to_date() -> None:
+    membership = away(2, late_rounds=5)
+    membership.lose(1)
+    membership.lose(2)
+    now = membership.register
+    assert (now.replica_groups, now.rounds, now.counting, now.late) == ((0,), 3, (0,), ())
 
 
 def test_who_was_left_out_does_not_come_back_before_a_round_is_made() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elastic.conftest import Desk, desk
+from elastic.conftest import Desk, desk, wait_for
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
@@ -81,6 +81,39 @@ def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk) -> None:
     assert saved[f"{OUTER_STATE}momentum_buffer"].abs().sum() > 0
     for name, value in saved.items():
         assert torch.equal(value, begun[0][name][: value.numel()]), name
+
+
+def test_a_late_group_does_not_stand_for_all(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """Its work counts at the end of an epoch. There the other group evaluates, which is at that step."""
+
+    def late(t: int) -> None:
+        if t == 9:
+            rounds = at.register.rounds
+            wait_for(lambda: at._arrivals._enough_since is not None)
+            assert at._arrivals._enough_since is not None
+            at._arrivals._enough_since -= 601
+            wait_for(lambda: at.register.rounds > rounds)
+
+    def wait(t: int) -> None:
+        if t == 10:
+            wait_for(lambda: 0 in at.membership.expected)
+
+    how = ["--method.quorum", "1", "--method.grace_s", "600", "--method.late_rounds", "2"]
+    with desk.coordinator(2, quorum=1, grace=600, late_rounds=2) as at:
+        world = World(
+            at, job_file, tmp_path / "checkpoints", words(SGD, *how, *NO_NORM, "--method.sync_every", "1")
+        )
+        (one,), (other,) = together(
+            lambda: world.live(0, 2, before_step=late), lambda: world.live(1, 2, before_step=wait)
+        )
+    assert_same(one.model, other.model)
+    commits = [event for event in desk.events() if event["event"] == "commit"]
+    counted = {event["t"]: event["counted"] for event in commits}
+    assert [counted[t] for t in (9, 10, 11, 12, 13)] == [[0, 1], [1], [1], [0, 1], [0, 1]]
+    evaluated = [
+        [record["epoch"] for record in life.records if record["kind"] == "eval"] for life in (one, other)
+    ]
+    assert evaluated == [[2, 3], [1]]
 
 
 @pytest.mark.parametrize("outer", [[], ["--method.outer", SGD]])

@@ -117,7 +117,7 @@ def coordinator_arguments(path: Path, config: Config, groups: int) -> dict[str, 
     if quorum is None:
         enough = {}
     elif quorum.groups <= groups:
-        enough = {"quorum": quorum.groups, "grace": quorum.grace}
+        enough = {"quorum": quorum.groups, "grace": quorum.grace, "late_rounds": quorum.late_rounds}
     else:
         raise UserError(
             f"[method] quorum = {quorum.groups}: expected at most the number of groups, {groups}",

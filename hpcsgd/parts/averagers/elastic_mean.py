@@ -9,12 +9,12 @@ groups use the mean or none does, even if groups die meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.comm import phase
+from hpcsgd.comm import accumulation_dtype, phase
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import StepContext
@@ -64,6 +64,18 @@ def average_with_buffers(s: StepContext, average: Callable[[list[Tensor]], None]
     with phase("buffers"):
         require_same_layout({"float buffers": buffers}, s.topology.intra_group, "models", "rank")
     average_flattened(buffers, s.topology.intra_group, lambda joined: average([*model, *joined]))
+
+
+def rebased(w: Sequence[Tensor], base: Sequence[Tensor], newest: Sequence[Tensor]) -> list[Tensor]:
+    """Return the model that differs from `newest` as the model `w` differs from `base`.
+
+    `base` and `newest` are rounded to the dtype of `w`, so that rounding errors do not count as movement. The
+    result has the dtype of sums.
+    """
+    return [
+        x.to(accumulation_dtype(x.dtype)).sub(b).add_(n.to(x.device, x.dtype))
+        for x, b, n in zip(w, base, newest, strict=True)
+    ]
 
 
 def distance_of_group(s: StepContext, models: Iterable[Tensor]) -> float:

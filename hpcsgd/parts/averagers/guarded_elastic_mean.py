@@ -14,6 +14,7 @@ Differences from `guarded`:
 - There is no limit φ of the mean change, because a group that returns does not know θ.
 - Float buffers have the same weights.
 - A group that is alone is not left out.
+- The norm of a late group is that of its own displacement, from the θ from which it trained.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import Quorum
 from hpcsgd.errors import UserError
-from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
+from hpcsgd.parts.averagers.elastic_mean import (
+    ElasticMean,
+    average_with_buffers,
+    distance_of_group,
+    rebased,
+)
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import NormHistory, PseudoGradientPenalty
 
 log = logging.getLogger(__name__)
@@ -74,14 +80,14 @@ class GuardedElasticMean:
         norm = distance_of_group(s, [x.clone() for x in theta])
         outlier = self._history.is_outlier(norm, self.guard)
         weighted = _Weighted(
-            self.guard, s.topology.replica_groups.index, math.inf if outlier else norm, shared
+            self.guard, self.quorum, s.topology.replica_groups.index, math.inf if outlier else norm, shared
         )
 
         def average(w: list[Tensor]) -> None:
             buffers = w[len(before) :]
             known = [x.shape for x in buffers] == [x.shape for x in self._buffers]
-            weighted.tensors = w
-            weighted.last = [*theta, *(self._buffers if known else buffers)]
+            weighted.tensors, weighted.theta = w, theta
+            weighted.last_buffers = self._buffers if known else buffers
             s.topology.replica_groups.mean(w, s.t, alike=not s.sharded, contribution=weighted)
             self._buffers = [x.clone() for x in buffers]
 
@@ -136,12 +142,20 @@ class _Weighted:
     """
 
     def __init__(
-        self, guard: PseudoGradientPenalty, index: int, norm: float, shared: Sequence[Tensor]
+        self,
+        guard: PseudoGradientPenalty,
+        quorum: Quorum | None,
+        index: int,
+        norm: float,
+        shared: Sequence[Tensor],
     ) -> None:
         self._guard, self._index, self.norm, self.shared = guard, index, norm, shared
+        self.late_rounds = quorum.late_rounds if quorum is not None else 0
         self.tensors: Sequence[Tensor] = ()
-        self.last: Sequence[Tensor] = ()
-        """The tensors after the last synchronization, which are averaged if all groups are left out."""
+        self.theta: Sequence[Tensor] = ()
+        self.last_buffers: Sequence[Tensor] = ()
+        """The model and the joined buffers after the last synchronization, which are averaged if all groups
+        are left out."""
         self.weights: dict[int, float] = {}
         """The weights of the groups that are not left out, by group."""
         self.left_out = 0
@@ -150,7 +164,7 @@ class _Weighted:
         self.counts = False
         """True if this group is one of those that are averaged, left out or not."""
 
-    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
+    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
         """Return the tensors whose plain mean over the groups in `norms` is the weighted mean."""
         alone = len(norms) == 1
         kept = [g for g, G in norms.items() if math.isfinite(G) or alone]
@@ -158,10 +172,14 @@ class _Weighted:
         self.weights = dict(zip(kept, found, strict=True))
         self.moved = any(norms[g] for g in kept)
         self.left_out, self.counts = len(norms) - len(kept), self._index in norms
+        M = len(self.theta)
         if not kept:
-            return self.last
+            return [*(newest[:M] or self.theta), *self.last_buffers]
         factor = self.weights.get(self._index, 0.0) * len(norms)
-        return [_times(x, factor) for x in self.tensors]
+        model, buffers = self.tensors[:M], self.tensors[M:]
+        if newest:
+            model = rebased(model, self.theta, newest[:M])
+        return [_times(x, factor) for x in (*model, *buffers)]
 
 
 def _times(x: Tensor, factor: float) -> Tensor:

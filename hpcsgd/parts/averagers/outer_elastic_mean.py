@@ -10,6 +10,12 @@ together with the mean, and then takes the same step.
 
 A round without training between it and the last one, such as the one in which a group returns, is no step:
 the outer momentum would move the model.
+
+A late group i, which the others left out for `quorum.late_rounds` rounds at most, counts when it returns:
+
+    W_i ← θ − (θ_i − W_i)         θ is that of the others, θ_i the one from which group i trained
+
+So θ − W has its displacement, once, and nothing of what the others did meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +32,12 @@ from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import Quorum
-from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
+from hpcsgd.parts.averagers.elastic_mean import (
+    ElasticMean,
+    average_with_buffers,
+    distance_of_group,
+    rebased,
+)
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
 
@@ -38,7 +49,8 @@ class AveragesFrom(Averager, Protocol):
         """Average the groups' models, which were `theta` after the last synchronization. Collective.
 
         Returns the number of groups in the mean, or 0 if none of them has moved. `shared` is the same in all
-        groups in the mean; in the first round of other members, all get that of the first group.
+        groups in the mean, and begins with θ; in the first round of other members, all get that of the first
+        group that has missed no round.
         """
         ...
 
@@ -58,7 +70,7 @@ class MeanFrom:
 
     def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
         before = [b.parameters.clone() for b in s.buckets]
-        plain = _Plain(distance_of_group(s, [x.clone() for x in theta]), shared)
+        plain = _Plain(distance_of_group(s, [x.clone() for x in theta]), theta, shared, self.quorum)
 
         def average(w: list[Tensor]) -> None:
             plain.tensors = w
@@ -74,16 +86,22 @@ class MeanFrom:
 
 
 class _Plain:
-    """What a group adds to the plain mean: its tensors, and the norm of its change."""
+    """What a group adds to the plain mean: its tensors, and the norm of its change from `theta`."""
 
-    def __init__(self, norm: float, shared: Sequence[Tensor]) -> None:
-        self.norm, self.shared = norm, shared
+    def __init__(
+        self, norm: float, theta: Sequence[Tensor], shared: Sequence[Tensor], quorum: Quorum | None
+    ) -> None:
+        self.norm, self.shared, self._theta = norm, shared, theta
+        self.late_rounds = quorum.late_rounds if quorum is not None else 0
         self.tensors: Sequence[Tensor] = ()
         self.norms: Mapping[int, float] = {}
 
-    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
+    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
         self.norms = norms
-        return self.tensors
+        if not newest:
+            return self.tensors
+        M = len(self._theta)
+        return [*rebased(self.tensors[:M], self._theta, newest[:M]), *self.tensors[M:]]
 
 
 class OuterElasticMean:

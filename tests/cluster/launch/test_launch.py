@@ -16,6 +16,8 @@ import torch
 
 import programs
 from cluster.launch.slow_runs import EPOCHS, TRAIN, at_work, hurry, is_of, prepare, seen
+from hpcsgd.cluster.launch.run import coordinator_arguments
+from hpcsgd.config.schema import load
 from hpcsgd.elastic import event_log
 from hpcsgd.report.run_folder import replica_group_folder
 from train import launches
@@ -77,7 +79,7 @@ class Launch:
     def returned(self, replica_group: int) -> bool:
         """Return True if the group was lost, came back, and trains with the others again."""
         last = ""
-        for event in self.events("lost", "generation", "commit"):
+        for event in self.events("lost", "late", "generation", "commit"):
             if event.get("replica_group") == replica_group:
                 last = "lost"
             elif last == "lost" and replica_group in event.get("newcomers", ()):
@@ -222,6 +224,29 @@ def test_an_group_freezes(launch: Launch, options: tuple[str, ...], kind: event_
     assert [event["life"] for event in launch.of(1, "started")] == ["1"]
 
 
+@pytest.mark.long
+def test_the_work_of_a_group_that_freezes_counts_when_it_is_back(launch: Launch) -> None:
+    """Its log says so, and no work is lost before the run ends."""
+    late = ("--method.late_rounds", "1000", "--method.outer", "{name='SGD', lr=0.7, momentum=0.9}")
+    launch.start("--heartbeat-timeout", "60", *QUORUM, *late)
+    frozen = launch.processes(1)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    launch.wait(lambda: bool(launch.of(1, "late")))
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    launch.wait(lambda: launch.returned(1))
+    hurry(launch.folder)
+    assert launch.end() == 0, launch.printed()
+    launch.assert_nothing_is_left(SOON)
+    after = launch.events("late", "generation", "commit", "lost")
+    while "newcomers" not in (event := after.pop(0)) or event["newcomers"] != [1]:
+        assert event["event"] != "lost"
+    assert after[0]["counted"] == [0, 1]
+    log = (replica_group_folder(launch.run, 1) / "output.log").read_text()
+    assert f"synchronization {after[0]['rounds']} counts what this group learned since" in log
+
+
 @pytest.mark.slow
 def test_a_mistake_that_the_groups_see(launch: Launch) -> None:
     """The mistake is reported, and no folder is left that would hinder the next start."""
@@ -256,6 +281,14 @@ def test_groups_start_from_weights_of_others(launch: Launch) -> None:
     assert not (launch.folder / "no").exists()
 
 
+def test_the_coordinator_gets_what_the_method_says_of_a_quorum(launch: Launch) -> None:
+    job = launch.folder / "job.toml"
+    words = ["--method.quorum", "2", "--method.grace_s", "1.5", "--method.late_rounds", "3"]
+    config = load(job, [*words, "--method.outer", "{name='SGD', lr=0.7}"])
+    enough = {"quorum": 2, "grace": 1.5, "late_rounds": 3}
+    assert coordinator_arguments(job, config, 3) == {"budget": None, **enough}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -271,10 +304,29 @@ def test_groups_start_from_weights_of_others(launch: Launch) -> None:
             [*TWO, "--method.quorum", "3", "--method.grace_s", "1"],
             "job.toml: [method] quorum = 3: expected at most the number of groups, 2",
         ),
+        (
+            [*TWO, "--method.late_rounds", "2"],
+            "job.toml: [method]: late_rounds: it needs quorum as well: without it no group is late",
+        ),
+        (
+            [*TWO, *QUORUM, "--method.late_rounds", "2"],
+            "job.toml: [method]: late_rounds: it needs outer as well; the outer optimizer SGD with lr = 1",
+        ),
         ([*TWO, "--heartbeat-timeout", "0"], "--heartbeat-timeout 0: must be more than 0"),
         ([*TWO, "--training.epoch", "3"], "--training.epoch 3: unknown key: did you mean --training.epochs?"),
     ],
-    ids=["method", "groups", "folder", "batch", "srun", "quorum", "heartbeat_timeout", "key"],
+    ids=[
+        "method",
+        "groups",
+        "folder",
+        "batch",
+        "srun",
+        "quorum",
+        "late",
+        "plain",
+        "heartbeat_timeout",
+        "key",
+    ],
 )
 def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: str) -> None:
     """The error comes before anything is started or written."""

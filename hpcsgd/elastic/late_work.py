@@ -1,0 +1,95 @@
+"""What a replica group learned before the others left it out: whether it still counts, and what its log says.
+
+A late group brings it to the round in which it returns. There the group gets the newest θ of the others, and
+adds θ − (θ_base − w) to the mean: w is its model, and θ_base the one from which it trained. So the round
+counts exactly what the group learned. The coordinator decides whether the group has missed too many rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from hpcsgd.elastic.attempt import Outcome
+from hpcsgd.elastic.register import Register
+from hpcsgd.elastic.rings import Contribution
+from hpcsgd.errors import count_text
+
+log = logging.getLogger(__name__)
+
+
+class LateWork:
+    """What the replica group `index` learned since its last committed round; each rank has one.
+
+    Rank 0 logs what becomes of it if the group is left out.
+    """
+
+    def __init__(self, index: int, rank: int) -> None:
+        self._index, self._logs = index, rank == 0
+        self._rounds, self._late_rounds = 0, 0
+        """The number of committed rounds whose mean this group has, and how many it may miss; 0 if it has
+        nothing to bring."""
+        self._may_have_counted = False
+        """True if the others may have committed a round in which this group has voted."""
+
+    def begin(self, contribution: Contribution | None, rounds: int) -> None:
+        """Begin to average `contribution` of a group that has the mean of `rounds` committed rounds."""
+        learned = contribution is not None and contribution.norm != 0 and rounds > 0
+        self._late_rounds = contribution.late_rounds if contribution is not None and learned else 0
+        self._rounds = rounds
+
+    @property
+    def may_count(self) -> bool:
+        """True if the group has learned something that may count in a later round, too."""
+        return self._late_rounds > 0 and not self._may_have_counted
+
+    def failed(self, outcomes: Iterable[Outcome]) -> None:
+        """Record an attempt that no rank has seen committed, with the outcomes of all ranks."""
+        self._may_have_counted |= all(outcome.is_unknown for outcome in outcomes)
+
+    def left_out(self, why: str) -> None:
+        """Log that the other groups have continued without this one."""
+        if self.may_count:
+            self._log(
+                "the other groups go on without this group: %s; what it learned since synchronization %d "
+                "counts later if it misses at most %s",
+                why, self._rounds, count_text(self._late_rounds, "synchronization"),
+            )  # fmt: skip
+        elif self._late_rounds:
+            self._log("the other groups go on without this group: %s", why)
+        else:
+            self._log(
+                "the other groups go on without what this group learned since synchronization %d: %s",
+                self._rounds, why,
+            )  # fmt: skip
+
+    def committed(self, during: Register) -> None:
+        """Log what became of the late work in the round of the register `during`, which is committed."""
+        missed = during.rounds - self._rounds
+        if missed > 0 and self._late_rounds:
+            if self._index in during.counting:
+                self._log(
+                    "synchronization %d counts what this group learned since synchronization %d",
+                    during.rounds + 1, self._rounds,
+                )  # fmt: skip
+            elif self._may_have_counted:
+                self._log(
+                    "the other groups may have counted what this group learned since synchronization %d, so "
+                    "it does not count again",
+                    self._rounds,
+                )  # fmt: skip
+            else:
+                self._lose(f"this group missed {count_text(missed, 'synchronization')}")
+        self._may_have_counted = False
+
+    def finished(self) -> None:
+        """Log that the late work is lost, because the others have finished the training."""
+        if self.may_count:
+            self._lose("the others have finished the training")
+
+    def _lose(self, why: str) -> None:
+        self._log("what this group learned since synchronization %d is lost: %s", self._rounds, why)
+
+    def _log(self, line: str, *arguments: object) -> None:
+        if self._logs:
+            log.warning(line, *arguments)
