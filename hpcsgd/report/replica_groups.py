@@ -65,11 +65,11 @@ def tell(events: Sequence[Event]) -> Timeline:
                     epochs = event["epoch"] + event["fraction"]
                     for replica_group in members:
                         timeline.lines[replica_group][-1].append((at, epochs))
-            case "lost":
+            case "lost" | "late":
                 replica_group = event["replica_group"]
                 if replica_group in members:
                     _leave(timeline, {replica_group}, here)
-                    timeline.marks[event["kind"]].append((replica_group, here))
+                    timeline.marks[event.get("kind", Loss.LATE)].append((replica_group, here))
                 members.discard(replica_group)
                 lost.add(replica_group)
             case "units":
@@ -92,7 +92,8 @@ def numbers(events: Sequence[Event], samples: int | None, seconds: float) -> dic
     """Return the numbers of an elastic run that the records of a single group do not have.
 
     They are the `samples` of all groups, the committed rounds, and how often groups were lost, returned and
-    left. For a static run `samples` is None, and the result is empty.
+    left. Late groups whose work could still count have a number of their own; they are lost, too, if it did
+    not. For a static run `samples` is None, and the result is empty.
     """
     if samples is None:
         return {}
@@ -105,4 +106,5 @@ def numbers(events: Sequence[Event], samples: int | None, seconds: float) -> dic
         "groups_lost": len(ends) - left,
         "groups_returned": sum(len(e["newcomers"]) for e in events if e["event"] == "generation"),
         "groups_left": left,
+        "groups_late": sum(event["event"] == "late" for event in events),
     }

@@ -102,11 +102,12 @@ def _tested(numbers: Summary) -> str:
 
 def _replica_groups(numbers: Summary) -> str:
     rounds = count_text(numbers["rounds"], "round")
-    lost, returned, left = (
-        count_text(numbers[f"groups_{what}"], "time") for what in ("lost", "returned", "left")
+    lost, returned, left, late = (
+        count_text(numbers[f"groups_{what}"], "time") for what in ("lost", "returned", "left", "late")
     )
     text = f"{rounds}, lost {lost}, returned {returned}"
-    return f"{text}, left {left}" if numbers["groups_left"] else text
+    text = f"{text}, left {left}" if numbers["groups_left"] else text
+    return f"{text}, late {late}" if numbers["groups_late"] else text
 
 
 TOLD = 0.02

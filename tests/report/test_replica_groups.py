@@ -28,6 +28,10 @@ def lost(at: float, replica_group: int, kind: Loss = Loss.DIED) -> tuple:
     return at, "lost", {"replica_group": replica_group, "why": "", "kind": str(kind)}
 
 
+def late(at: float, replica_group: int) -> tuple:
+    return at, "late", {"replica_group": replica_group, "why": ""}
+
+
 def given(at: float, **units: int) -> tuple:
     return (
         at,
@@ -79,6 +83,15 @@ def test_an_group_is_lost_once() -> None:
     assert dict(timeline.marks) == {"cut": [(0, (1, 0))]}
 
 
+def test_a_late_group_is_no_member_and_may_be_lost_later() -> None:
+    events = happened(
+        members(0, 0, 1), late(1, 0), members(1, 1), lost(4, 0, Loss.LATE), members(5, 0, 1), late(6, 0)
+    )
+    timeline = tell(events)
+    assert dict(timeline.marks) == {"late": [(0, (1, 0)), (0, (6, 0))], RETURNED: [(0, (5, 0))]}
+    assert timeline.lines[0] == [[(0, 0), (1, 0)], [(5, 0), (6, 0)]]
+
+
 def test_the_first_and_those_after_a_stop_do_not_return() -> None:
     events = happened(
         members(0, 0, 1), lost(1, 0), (2, "stopped", {}), members(50, 0, 1), members(60, 0, 1, 2)
@@ -117,8 +130,9 @@ def test_what_happened_is_counted(tmp_path: Path) -> None:
         for kind in Loss:
             events.lost(replica_group=1, why="", kind=kind)
             events.generation(generation=2, members=[0, 1], newcomers=[1], rounds=1)
+        events.late(replica_group=1, why="")
         events.finished()
-    counts = {"rounds": 1, "groups_lost": 4, "groups_returned": 5, "groups_left": 1}
+    counts = {"rounds": 1, "groups_lost": 4, "groups_returned": 5, "groups_left": 1, "groups_late": 1}
     found = read(tmp_path / "events.jsonl")
     assert numbers(found, 60, 2.0) == {"samples": 60, "samples_per_s": 30.0, **counts}
     assert numbers(found, 60, 0.0)["samples_per_s"] is None

@@ -35,6 +35,7 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "groups_lost": ("replica groups lost", "{:,}".format),
     "groups_returned": ("replica groups returned", "{:,}".format),
     "groups_left": ("replica groups left", "{:,}".format),
+    "groups_late": ("replica groups late", "{:,}".format),
     "mean_density": ("density", "{:.3%}".format),
     "mean_staleness": ("staleness", "{:.2f}".format),
     "mean_ahead": ("steps ahead", "{:.2f}".format),
@@ -47,7 +48,7 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "utilization": ("of the peak", "{:.1%}".format),
 }
 """For each key of a summary that is shown: the name of the figure, and the function that formats it."""
-NOT_IF_ZERO = ("distance", "bytes", "model_averages")
+NOT_IF_ZERO = ("distance", "bytes", "model_averages", "groups_late")
 RATIOS = ("seconds", "bytes")
 """Figures that are also shown as a ratio to the first run's."""
 
