@@ -118,6 +118,19 @@ class Bucket:
             found.append(slice(start, stop))
         return found
 
+    def pieces(self, cuts: Sequence[slice] | None = None) -> Iterator[tuple[Slot, slice]]:
+        """Yield the range of each parameter's part in `param_shard`.
+
+        With `cuts`, slices of `param_shard`: in the vector of these slices, one after the other.
+        """
+        start = 0
+        for part in [slice(0, self.param_shard.numel())] if cuts is None else cuts:
+            for x in self.ranges:
+                low, high = max(x.in_own.start, part.start), min(x.in_own.stop, part.stop)
+                if low < high:
+                    yield x.slot, slice(start + low - part.start, start + high - part.start)
+            start += part.stop - part.start
+
     def shard_of(self, vector: Tensor) -> Tensor:
         """Return this rank's shard of a `vector` of the length of `w`."""
         return vector.view(self._K, -1)[self._j]

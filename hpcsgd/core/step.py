@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from hpcsgd.comm import Work
 from hpcsgd.core.agreement import Agreement, Call, Comparison
@@ -36,6 +36,8 @@ class TrainingContext:
     """True: each rank updates only its own shards. False: each updates all of w."""
     grads_reduced: bool = True
     """True: the gradients are in the buckets. False: no gradients are reduced; they are in `param.grad`."""
+    embeddings: frozenset[nn.Parameter] = frozenset()
+    """The weights of the model's embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,9 @@ class StepContext:
     left_out: tuple[int, ...] = ()
     """The groups, by index, whose models had no part in the average of this step. Set by an averager that
     leaves groups out. If it names all groups, every group has the model of the last synchronization again."""
-    of_fragment: bool = False
-    """True if the averaged vectors are those of a fragment of the model, without padding."""
+    cuts: Sequence[Sequence[slice]] | None = None
+    """None: the averaged vectors are shards. Otherwise they are those of a fragment of the model, without
+    padding: for each bucket, the slices of `param_shard` that belong to it, joined to one vector."""
 
     @property
     def topology(self) -> Topology:
@@ -122,7 +125,7 @@ class StepContext:
 
     def filled(self, vectors: Sequence[Tensor]) -> list[list[slice]]:
         """Return the ranges of each of `vectors`, shards or vectors of a fragment, that are not padding."""
-        if self.of_fragment:
+        if self.cuts is not None:
             return [[slice(0, x.numel())] for x in vectors]
         return [b.filled for b in self.buckets]
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.arguments import checked
+from hpcsgd.core.embeddings import embeddings_of
 from hpcsgd.engine.chained import ChainedOptimizer
 from hpcsgd.engine.muon_by_rows import PERIOD
 from hpcsgd.errors import UserError
@@ -122,6 +123,5 @@ def is_matrix(p: nn.Parameter) -> bool:
 
 def _embeddings_and_output(model: nn.Module) -> set[nn.Parameter]:
     """Return the weights of embeddings, and the last matrix; a tied weight is both."""
-    own = [(m, p) for m in model.modules() for p in m.parameters(recurse=False) if p.dim() == 2]
-    embeddings = {p for m, p in own if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    return embeddings | {p for _, p in own[-1:]}
+    own = [p for m in model.modules() for p in m.parameters(recurse=False) if p.dim() == 2]
+    return {*embeddings_of(model), *own[-1:]}

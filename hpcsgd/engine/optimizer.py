@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from hpcsgd.arguments import checked
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.averager import vectors_of
+from hpcsgd.core.embeddings import embeddings_of
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.fsdp import is_fsdp, reshard
 from hpcsgd.core.method import Method
@@ -148,7 +149,9 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         self.updating = LocalUpdate(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
         self.updating.accumulate(gradient_accumulation_steps)
         self._block = Block()
-        fixed = TrainingContext(topology, buckets, self.local, Buffers(model), shards, self.reduces_grads)
+        fixed = TrainingContext(
+            topology, buckets, self.local, Buffers(model), shards, self.reduces_grads, embeddings_of(model)
+        )
         self._step, self._everyone = StepContext(fixed), Agreement(topology.world)
         self._shared = Agreement.of_group(topology)
         Agreement.of_position(topology)  # makes its communicator now, which is collective

@@ -166,7 +166,7 @@ class Streaming:
         if saved.replicated:
             self._go_on(saved, s)
         for stream in self._streams:
-            prepare(stream.how, stream.fragment.of(owned), replace(s, of_fragment=True))
+            prepare(stream.how, stream.fragment.of(owned), stream.step(s))
 
     def _go_on(self, saved: State, s: StepContext) -> None:
         """Continue from a saved state, with its pending averages if the number of fragments is the same.
@@ -204,8 +204,8 @@ class Streaming:
     def _begin(self, stream: FragmentSync, owned: Sequence[Tensor], s: StepContext) -> None:
         if self._on_own_thread is None:
             self._on_own_thread = on_own_thread(s.topology)
-        sync = partial(stream.synchronize, others=self._beside(stream))
-        stream.pending = begin(sync, s, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay)
+        sync, mine = partial(stream.synchronize, others=self._beside(stream)), stream.step(s)
+        stream.pending = begin(sync, mine, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay)
 
     def _beside(self, stream: FragmentSync) -> list[FragmentSync]:
         return [other for other in self._streams if other is not stream]
@@ -224,7 +224,7 @@ class Streaming:
     def _average(self, owned: Sequence[Tensor], s: StepContext) -> None:
         for stream in self._streams:
             chunks = stream.fragment.of(owned)
-            mine = step_on_own_thread(s, s.topology)
+            mine = stream.step(step_on_own_thread(s, s.topology))
             stream.synchronize(chunks, mine, self._beside(stream))
             for own, theta in stream.fragment.parts(owned, chunks):
                 own.copy_(theta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +36,10 @@ class FragmentSync:
 
     None before the first synchronization, or if the averager does not measure D.
     """
+
+    def step(self, s: StepContext) -> StepContext:
+        """Return step `s` for this fragment's vectors."""
+        return replace(s, cuts=self.fragment.cuts)
 
     def synchronize(self, vectors: list[Tensor], mine: StepContext, others: Sequence[FragmentSync]) -> None:
         """Average the fragment's `vectors` over the groups, in place; `others` are the other fragments.
