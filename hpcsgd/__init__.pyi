@@ -37,6 +37,7 @@ from hpcsgd.parts.averagers import AcrossShards as AcrossShards
 from hpcsgd.parts.averagers import AverageState as AverageState
 from hpcsgd.parts.averagers import PerBlock as PerBlock
 from hpcsgd.parts.averagers import PseudoGradientPenalty as PseudoGradientPenalty
+from hpcsgd.parts.averagers import RadialDirectional as RadialDirectional
 from hpcsgd.parts.averagers import ResetState as ResetState
 from hpcsgd.parts.averagers import keep_state as keep_state
 from hpcsgd.parts.grad_reduces import AllToAll as AllToAll

@@ -23,6 +23,7 @@ Differences from the paper:
   (arXiv:2501.18512). That paper uses floats without error feedback; here the values are whole numbers with a
   scale.
 - With `outer_schedule`, the rate and the momentum of OuterOpt change during the run.
+- With `merge`, the mean of line 12 is a radial-directional one, as in Decoupled DiLoCo (arXiv:2604.21428).
 """
 
 from __future__ import annotations
@@ -45,11 +46,14 @@ from hpcsgd.parts.averagers import (
     MakeOptimizer,
     OuterStep,
     PseudoGradientPenalty,
+    RadialDirectional,
+    RadialDirectionalMean,
     WithDistance,
     WithOptimizerState,
     guarded,
     keep_state,
     mean_by,
+    require_alone,
 )
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
@@ -140,6 +144,7 @@ def diloco(
     quantize: Quantizer | None = None,
     guard: PseudoGradientPenalty | None = None,
     outer_schedule: OuterSchedule | None = None,
+    merge: RadialDirectional | None = None,
 ) -> Method:
     """Return DiLoCo: local SGD with an outer optimizer, whose gradient is the groups' mean movement.
 
@@ -160,13 +165,16 @@ def diloco(
             Default None: the plain mean.
         outer_schedule: Rate and momentum of the outer optimizer over the run, such as
             `outer_schedules.piecewise(...)` or `outer_schedules.muloco()`. Default None: those of `outer`.
+        merge: How the groups' movements become one, if not by their mean: `RadialDirectional()`, without
+            `quantize` and `guard`. Default None: the mean.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
         UserError: If `sync_every` is below 1, `outer` does not make a torch optimizer, or `outer_schedule`
-            has a momentum and that optimizer has none, or a rate of 0 at the first synchronization.
+            has a momentum and that optimizer has none, or a rate of 0 at the first synchronization; or
+            `merge` is combined with `quantize` or `guard`.
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
@@ -193,6 +201,10 @@ def diloco(
     """
     if outer_schedule is not None:
         require_useful(outer_schedule, sync_every)
-    mean = guarded(mean_by(quantize), guard)
+    if merge is None:
+        mean = guarded(mean_by(quantize), guard)
+    else:
+        require_alone(quantize=quantize, guard=guard)
+        mean = RadialDirectionalMean(merge)
     how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference, outer_schedule)
     return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))

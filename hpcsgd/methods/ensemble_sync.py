@@ -16,6 +16,7 @@ Differences from the paper:
 - The groups also average at the end of an epoch, when samples are assigned anew.
 - With `guard`, groups whose changes are outliers have no part in W.
 - With `outer`, W is the step of an outer optimizer on the last W, as in DiLoCo; the mean gives its gradient.
+- With `merge`, that gradient is the radial-directional average of the changes, as in Decoupled DiLoCo.
 - With `quorum`, groups do not wait for all others, as in Decoupled DiLoCo (arXiv:2604.21428, section 3.2):
   once `quorum` groups have arrived, the others have `grace_s` seconds. What a late group learned is dropped.
 - With `late_rounds` it counts at the synchronization in which the group returns. The paper drops it.
@@ -24,7 +25,6 @@ Differences from the paper:
 from __future__ import annotations
 
 from hpcsgd.arguments import checked
-from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.core.waits import Quorum
@@ -37,6 +37,9 @@ from hpcsgd.parts.averagers import (
     MeanFrom,
     OuterElasticMean,
     PseudoGradientPenalty,
+    RadialDirectional,
+    RadialDirectionalElasticMean,
+    require_alone,
 )
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
@@ -62,6 +65,7 @@ def ensemble_sync(
     quorum: int | None = None,
     grace_s: float | None = None,
     late_rounds: int = 0,
+    merge: RadialDirectional | None = None,
 ) -> Method:
     """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
@@ -91,6 +95,8 @@ def ensemble_sync(
             more, or its processes have ended, the change is lost. Default 0: it is always lost. Usually a
             late group misses two. More than 0 needs `outer`, since only then a group that returns gets the
             others' model after the last synchronization; SGD with a rate of 1 is the plain mean.
+        merge: How the groups' changes become the gradient of `outer`, if not by their mean:
+            `RadialDirectional()`, without `guard`. Default None: the mean.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
@@ -98,9 +104,9 @@ def ensemble_sync(
     Raises:
         UserError: If `sync_every` or `quorum` is below 1, one of `quorum` and `grace_s` is missing,
             `late_rounds` is below 0 or has no `quorum` or no `outer`, `guard` has a `max_norm`, `outer` does
-            not make a torch optimizer whose state other groups can get, or `outer_schedule` has no `outer` or
-            a rate of 0 at the first synchronization; when the optimizer is wrapped, if the job is not a
-            replica group.
+            not make a torch optimizer whose state other groups can get, `outer_schedule` or `merge` has no
+            `outer`, `merge` is combined with `guard`, or `outer_schedule` has a rate of 0 at the first
+            synchronization; when the optimizer is wrapped, if the job is not a replica group.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
@@ -131,7 +137,14 @@ def ensemble_sync(
         `hierarchical`, `diloco`: their groups belong to one job, which ends if one of them dies.
     """
     enough = _quorum(quorum, grace_s, late_rounds, outer)
-    return Method(grad_reduce, Every(sync_every), _averager(sync_every, guard, outer, outer_schedule, enough))
+    if outer is None:
+        _require_no_outer(outer_schedule=outer_schedule, merge=merge)
+        mean = ElasticMean(enough) if guard is None else GuardedElasticMean(guard, enough)
+        return Method(grad_reduce, Every(sync_every), mean)
+    if outer_schedule is not None:
+        require_useful(outer_schedule, sync_every)
+    how = OuterElasticMean(_mean(guard, merge, enough), outer, outer_schedule)
+    return Method(grad_reduce, Every(sync_every), how)
 
 
 def _quorum(
@@ -166,21 +179,18 @@ def _require_use(late_rounds: int, quorum: int | None, outer: MakeOptimizer | No
     raise UserError(fault, key="late_rounds", value=late_rounds)
 
 
-def _averager(
-    sync_every: int,
-    guard: PseudoGradientPenalty | None,
-    outer: MakeOptimizer | None,
-    schedule: OuterSchedule | None,
-    quorum: Quorum | None,
-) -> Averager:
-    """Return the averager that these arguments of `ensemble_sync` describe."""
-    if outer is None:
-        if schedule is not None:
-            raise UserError(
-                "outer_schedule: it needs an outer optimizer: pass outer as well", key="outer_schedule"
-            )
-        return ElasticMean(quorum) if guard is None else GuardedElasticMean(guard, quorum)
-    if schedule is not None:
-        require_useful(schedule, sync_every)
-    mean = MeanFrom(quorum) if guard is None else GuardedElasticMean(guard, quorum)
-    return OuterElasticMean(mean, outer, schedule)
+def _require_no_outer(**given: object) -> None:
+    """Raise `UserError` if one of these arguments is given, all of which need an outer optimizer."""
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"{name}: it needs an outer optimizer: pass outer as well", key=name)
+
+
+def _mean(
+    guard: PseudoGradientPenalty | None, merge: RadialDirectional | None, quorum: Quorum | None
+) -> MeanFrom | GuardedElasticMean | RadialDirectionalElasticMean:
+    """Return the average for an outer optimizer that these arguments of `ensemble_sync` describe."""
+    if merge is not None:
+        require_alone(guard=guard)
+        return RadialDirectionalElasticMean(merge, quorum)
+    return MeanFrom(quorum) if guard is None else GuardedElasticMean(guard, quorum)

@@ -17,6 +17,7 @@ from hpcsgd.methods.selsync import AGGREGATES, Aggregate
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
+from hpcsgd.parts.averagers.radial_directional import MERGES, RadialDirectional
 from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS, Codec
@@ -54,6 +55,7 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Method: METHODS,
     OuterSchedule: OUTER_SCHEDULES,
     PseudoGradientPenalty: GUARDS,
+    RadialDirectional: MERGES,
     Rounding: ROUNDINGS,
     Selection: SELECTIONS,
     Sparsifier: SPARSIFIERS,

@@ -18,7 +18,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, diloco, hierarchical, switch
 from hpcsgd.methods.diloco import OuterOptimizer
-from hpcsgd.parts.averagers import MeanOfAll, PseudoGradientPenalty
+from hpcsgd.parts.averagers import MeanOfAll, PseudoGradientPenalty, RadialDirectional
 from hpcsgd.parts.averagers.outer_step import NESTEROV
 from hpcsgd.parts.grad_reduces import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.parts.schedules import Every
@@ -29,6 +29,7 @@ from trainings import METHODS, PLAIN, WAITING_FOR_NOBODY, Training
 SAVED = 4
 MORE: dict[str, Callable[[], Method]] = {
     "guarded": lambda: diloco(2, guard=PseudoGradientPenalty()),
+    "radial-directional": lambda: diloco(2, merge=RadialDirectional()),
     "sparse local SGD": lambda: hierarchical(EVERY, Sparse(SIDCo(0.3))),
     "sparse local SGD in blocks": lambda: hierarchical(EVERY, Sparse(ExDyna(0.3))),
     "sparse local SGD in equal parts": lambda: hierarchical(EVERY, Sparse(MiCRO(0.3))),

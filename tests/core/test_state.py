@@ -30,7 +30,7 @@ from hpcsgd.methods import (
     streaming,
 )
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.averagers import PseudoGradientPenalty
+from hpcsgd.parts.averagers import PseudoGradientPenalty, RadialDirectional
 from hpcsgd.parts.grad_reduces import AllToAll, Quantized, Sparse
 from hpcsgd.parts.sparsifiers import ExDyna, SIDCo, TopK
 from references import model, one_step
@@ -45,6 +45,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "guarded fragments": lambda: streaming(hierarchical(4, guard=PseudoGradientPenalty()), 2, 1),
     "noloco": lambda: noloco(2),
     "packed": lambda: bsp(Quantized(quantizers.int8(), quantizers.int8())),
+    "radial-directional": lambda: delayed(diloco(2, merge=RadialDirectional()), 1),
+    "radial-directional fragments": lambda: streaming(diloco(4, merge=RadialDirectional()), 2, 1),
     "sasgd": lambda: sasgd(4),
     "osgp": lambda: osgp(1),
     "sidco": lambda: hierarchical(2, Sparse(SIDCo(0.3))),

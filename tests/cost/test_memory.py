@@ -34,7 +34,7 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.averagers import PseudoGradientPenalty
+from hpcsgd.parts.averagers import PseudoGradientPenalty, RadialDirectional
 from hpcsgd.parts.grad_reduces import MomentumCorrection, Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.schedules import DynamicLocalSteps
 from hpcsgd.parts.sparsifiers import TopK
@@ -67,6 +67,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "guarded diloco of 4 bits": lambda: diloco(
         EVERY, quantize=quantizers.int4(), guard=PseudoGradientPenalty(max_norm=1.0)
     ),
+    "radial-directional": lambda: diloco(EVERY, merge=RadialDirectional()),
     "guarded fragments": lambda: streaming(hierarchical(EVERY, guard=PseudoGradientPenalty()), 2, EVERY),
     "diloco of 2 bits": lambda: diloco(EVERY, quantize=quantizers.int2()),
     "streaming": lambda: streaming(hierarchical(EVERY), 2, EVERY),

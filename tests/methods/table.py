@@ -22,7 +22,7 @@ from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.parts import outer_schedules
-from hpcsgd.parts.averagers import AcrossShards, PerBlock, PseudoGradientPenalty
+from hpcsgd.parts.averagers import AcrossShards, PerBlock, PseudoGradientPenalty, RadialDirectional
 from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.quantizers import fp16, int4, int8
 from hpcsgd.parts.schedules import DynamicLocalSteps
@@ -45,6 +45,7 @@ from local_methods import (
 )
 from methods.invariants import Invariant, every_update_counts_once, reads_within, the_mean_is_kept
 from packing import Wires, by_blocks, half, packed
+from radial import merging
 from references import (
     MakeOptimizer,
     Meet,
@@ -263,6 +264,11 @@ REFERENCES: Mapping[str, Case] = {
         lambda: {"sync_every": 1, "guard": PseudoGradientPenalty(threshold=0.3, warm_up=2)},
         local(lambda P: guarding(1, 0.3, 2, make=NESTEROV)),
     ),
+    "diloco, radial-directional": Case(
+        "diloco",
+        lambda: {"sync_every": EVERY, "merge": RadialDirectional()},
+        local(lambda P: merging(EVERY, NESTEROV)),
+    ),
     "diloco by an outer schedule": Case(
         "diloco",
         lambda: {"sync_every": EVERY, "outer_schedule": OUTER_SCHEDULE},
@@ -273,6 +279,12 @@ REFERENCES: Mapping[str, Case] = {
         "ensemble_sync",
         lambda: {"sync_every": 1, "guard": PseudoGradientPenalty(threshold=0.5, warm_up=2)},
         local(lambda P: guarding(1, 0.5, 2)),
+        form=replica_groups,
+    ),
+    "ensemble_sync, radial-directional": Case(
+        "ensemble_sync",
+        lambda: {"sync_every": EVERY, "merge": RadialDirectional(), "outer": NESTEROV},
+        local(lambda P: merging(EVERY, NESTEROV, fewest=1)),
         form=replica_groups,
     ),
     "fedavg": Case(

@@ -18,6 +18,7 @@ from hpcsgd.methods.selsync import AGGREGATES
 from hpcsgd.models import MODELS
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS
+from hpcsgd.parts.averagers.radial_directional import MERGES
 from hpcsgd.parts.averagers.selection import SELECTIONS
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS
@@ -115,6 +116,7 @@ USES: Sequence[tuple[Table, Papers]] = [
     ),
     (LOCAL_STEPS, {"dynamic": ["liu2024asynchronous"]}),
     (GUARDS, {"pseudo_gradient_penalty": ["cheng2025edit"]}),
+    (MERGES, {"radial_directional": ["douillard2026decoupled"]}),
     (
         OUTER_SCHEDULES,
         {

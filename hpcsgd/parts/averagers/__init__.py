@@ -17,10 +17,18 @@ from hpcsgd.parts.averagers.outer_elastic_mean import MeanFrom, OuterElasticMean
 from hpcsgd.parts.averagers.outer_step import NESTEROV, OUTER_STATE, MakeOptimizer, OuterStep
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
 from hpcsgd.parts.averagers.quantized_mean import QuantizedMean, mean_by
+from hpcsgd.parts.averagers.radial_directional import (
+    MERGES,
+    RadialDirectional,
+    RadialDirectionalMean,
+    require_alone,
+)
+from hpcsgd.parts.averagers.radial_directional_elastic import RadialDirectionalElasticMean
 from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
 
 __all__ = [
     "GUARDS",
+    "MERGES",
     "NESTEROV",
     "OPTIMIZER_STATE",
     "OUTER_STATE",
@@ -39,6 +47,9 @@ __all__ = [
     "PerBlock",
     "PseudoGradientPenalty",
     "QuantizedMean",
+    "RadialDirectional",
+    "RadialDirectionalElasticMean",
+    "RadialDirectionalMean",
     "ResetState",
     "WithDistance",
     "WithOptimizerState",
@@ -46,5 +57,6 @@ __all__ = [
     "guarded",
     "keep_state",
     "mean_by",
+    "require_alone",
     "set_to_average",
 ]

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hpcsgd.core.averager import Averager, Traits
+from hpcsgd.core.averager import Traits
 from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
@@ -42,15 +42,18 @@ from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
 
 
-class AveragesFrom(Averager, Protocol):
-    """A mean over the living replica groups to which an outer optimizer can be added."""
+class AveragesFrom(Protocol):
+    """An average over the living replica groups to which an outer optimizer can be added."""
+
+    @property
+    def traits(self) -> Traits: ...
 
     def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
         """Average the groups' models, which were `theta` after the last synchronization. Collective.
 
         Returns the number of groups in the mean, or 0 if none of them has moved. `shared` is the same in all
-        groups in the mean, and begins with θ; in the first round of other members, all get that of the first
-        group that has missed no round.
+        groups in the mean; in the first round of other members, all get that of the first group that has
+        missed no round. It begins with θ of these groups, which may be in wider numbers than `theta`.
         """
         ...
 
@@ -70,7 +73,8 @@ class MeanFrom:
 
     def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
         before = [b.parameters.clone() for b in s.buckets]
-        plain = _Plain(distance_of_group(s, [x.clone() for x in theta]), theta, shared, self.quorum)
+        norm = distance_of_group(s, [x.clone() for x in theta])
+        plain = PlainContribution(norm, shared, self.quorum, theta)
 
         def average(w: list[Tensor]) -> None:
             plain.tensors = w
@@ -85,11 +89,15 @@ class MeanFrom:
         yield from ElasticMean().comm_ops(m)
 
 
-class _Plain:
-    """What a group adds to the plain mean: its tensors, and the norm of its change from `theta`."""
+class PlainContribution:
+    """What a group adds to the plain mean: its tensors, and the norm of its change from θ.
+
+    `theta` are the tensors of θ if the group's first tensors are a model. Otherwise it is empty: they are
+    changes, and count as they are when the group is late.
+    """
 
     def __init__(
-        self, norm: float, theta: Sequence[Tensor], shared: Sequence[Tensor], quorum: Quorum | None
+        self, norm: float, shared: Sequence[Tensor], quorum: Quorum | None, theta: Sequence[Tensor] = ()
     ) -> None:
         self.norm, self.shared, self._theta = norm, shared, theta
         self.late_rounds = quorum.late_rounds if quorum is not None else 0

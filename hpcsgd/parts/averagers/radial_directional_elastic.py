@@ -1,0 +1,100 @@
+"""Radial-directional averaging of the replica groups that are alive, as the mean of an outer optimizer.
+
+The algorithm is that of `hpcsgd.parts.averagers.radial_directional`, among the M groups of the membership in
+this round:
+
+    v_m = W_m − θ
+    W ← θ + v                 for every group, where v is the average of v_1 … v_M
+
+In one round the groups average the directions φ(v_m), the norms ‖v_m‖ and float buffers, so that either all
+groups have all of these or none has. Every group has θ, because the outer optimizer gives it to groups that
+return. A late group adds its own change, from the θ from which it trained, when it returns.
+
+Differences from `RadialDirectionalMean`:
+
+- A tensor whose directions cancel does not move, because the plain mean would need another round.
+- Every group computes ‖d‖ itself. On hosts of different kinds it may differ in the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcsgd.comm import Communicator, phase
+from hpcsgd.core.averager import Traits
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
+from hpcsgd.core.waits import Quorum
+from hpcsgd.parts.averagers.by_tensor import ByTensor
+from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
+from hpcsgd.parts.averagers.outer_elastic_mean import PlainContribution
+from hpcsgd.parts.averagers.radial_directional import (
+    PHASE,
+    RadialDirectional,
+    changes_of,
+    from_directions,
+    in_wide,
+    to_directions,
+)
+
+
+@dataclass(frozen=True)
+class RadialDirectionalElasticMean:
+    """The average `merge` over the living replica groups, for an outer optimizer."""
+
+    merge: RadialDirectional
+    quorum: Quorum | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return ElasticMean(self.quorum).traits
+
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if s.t == 1:
+            self.merge.plain(ByTensor.of_buckets(s.buckets), s)  # raises an error for a wrong name
+
+    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+        """Average the groups' models, which were `theta` after the last one; see `AveragesFrom`."""
+        models = [b.parameters for b in s.buckets]
+        before = [w.clone() for w in models]
+        tensors, group = ByTensor.of_buckets(s.buckets), _ranks_with_parts(s)
+        plain = self.merge.plain(tensors, s)
+        changes = changes_of(models, theta)
+        with phase(PHASE):
+            radii = tensors.norms(changes, group)
+        contribution = PlainContribution(radii.square().sum().sqrt().item(), shared, self.quorum)
+        radii = radii.to(changes[0].device)
+        tensors.scale(changes, to_directions(radii, plain))
+
+        def average(w: list[Tensor]) -> None:
+            contribution.tensors = [*changes, *w[len(models) :], radii]
+            s.topology.replica_groups.mean(
+                contribution.tensors, s.t, alike=not s.sharded, contribution=contribution
+            )
+
+        average_with_buffers(s, average)
+        with phase(PHASE):
+            lengths = tensors.norms(changes, group)
+        factors, _ = from_directions(radii, lengths, plain, changes)
+        tensors.scale(changes, factors)
+        for w, start, change in zip(models, shared or theta, changes, strict=False):
+            w.copy_(change.add_(start.to(w.dtype)))
+        s.metrics["distance"] = distance_of_group(s, before)
+        return len(contribution.norms) if any(contribution.norms.values()) else 0
+
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        norms = FLOAT64 * len(m.layers)
+        yield allreduce("replica_groups", FLOAT64 * m.P)
+        if m.sharded:
+            yield allreduce("intra_group", norms, PHASE)
+            yield allreduce("intra_group", norms, PHASE)
+        yield from ElasticMean().comm_ops(in_wide(m))
+        yield allreduce("replica_groups", norms if m.sharded else norms / m.K)
+
+
+def _ranks_with_parts(s: StepContext) -> Communicator | None:
+    """Return the ranks of the group if each has only a part of the model; None if each has all of it."""
+    return s.topology.intra_group if s.sharded else None
