@@ -19,11 +19,18 @@ from hpcsgd.core.topology import form
 from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.errors import UserError
 from hpcsgd.parts import outer_schedules
-from hpcsgd.parts.averagers import NESTEROV, MakeOptimizer, OuterElasticMean, PseudoGradientPenalty
+from hpcsgd.parts.averagers import (
+    NESTEROV,
+    MakeOptimizer,
+    OuterElasticMean,
+    PseudoGradientPenalty,
+    RadialDirectional,
+)
 from references import model, vector
 
 ADAM: MakeOptimizer = lambda ws: optim.Adam(ws, lr=0.1, betas=(0.8, 0.9))  # noqa: E731
 ALL, BAD = 3, 1
+MERGE = RadialDirectional()
 
 
 class Moved:
@@ -94,6 +101,19 @@ def test_the_steps_are_those_of_diloco(desk: Desk, ranks: tuple[int, ...], make:
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 1, 3)])
+def test_steps_by_radius_and_direction(desk: Desk, ranks: tuple[int, ...]) -> None:
+    """Tensors that move in one direction take the mean; of opposite changes, the mean norm counts."""
+    changes = [[1.0, 2.0, -1.0], [2.0, 2.0, -4.0], [6.0, -8.0, 2.0]]
+    found = courses(desk, ranks, changes, outer=NESTEROV, merge=MERGE)
+    assert_alike(found)
+    plain = reference([3.0, -4 / 3, -1.0], NESTEROV)
+    radial = reference([3.0, 4.0, -7 / 3], NESTEROV)
+    is_matrix = torch.cat([torch.full((p.numel(),), p.ndim == 2) for p in model().parameters()])
+    for x, of_vectors, of_matrices in zip(found[0], plain, radial, strict=True):
+        torch.testing.assert_close(x, torch.where(is_matrix, of_matrices, of_vectors))
+
+
 def test_sixteen_bits_keep_small_steps(desk: Desk) -> None:
     """θ has a wider format than the model: small steps add up, and rounding is not taken for movement."""
     make: MakeOptimizer = lambda ws: optim.SGD(ws, lr=2**-9)  # noqa: E731
@@ -142,15 +162,23 @@ def test_who_is_left_out_by_a_guard_has_no_part_in_the_step(desk: Desk) -> None:
 
 @pytest.mark.parametrize("make", [NESTEROV, ADAM])
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("merge", "dtype"), [(None, torch.float64), (MERGE, torch.float64), (MERGE, torch.bfloat16)]
+)
 def test_who_returns_gets_the_state_of_the_others(
-    desk: Desk, ranks: tuple[int, int], make: MakeOptimizer
+    desk: Desk,
+    ranks: tuple[int, int],
+    make: MakeOptimizer,
+    merge: RadialDirectional | None,
+    dtype: torch.dtype,
 ) -> None:
     """It begins with another model and no outer state; from its first round on it equals the others."""
     died, alone = threading.Event(), threading.Event()
-    schedule = outer_schedules.piecewise(40, lr=[[0, 0.2], [1, 1.0]])
+    how: dict[str, Any] = {"outer_schedule": outer_schedules.piecewise(40, lr=[[0, 0.2], [1, 1.0]])}
+    how |= {"outer": make, "merge": merge}
 
     def returning(group: Communicator, alive: ElasticAverage) -> list[Tensor]:
-        Moved(group, alive, torch.float64, outer=make, outer_schedule=schedule).by(1.0)
+        Moved(group, alive, dtype, **how).by(1.0)
         alive.close()
         group.barrier()
         died.set()
@@ -159,7 +187,7 @@ def test_who_returns_gets_the_state_of_the_others(
             BAD, group, alive._coordinator, TOKEN, "127.0.0.1", heartbeat_timeout=HEARTBEAT_TIMEOUT
         )
         try:
-            moved = Moved(group, again, torch.float64, outer=make, outer_schedule=schedule)
+            moved = Moved(group, again, dtype, **how)
             first = moved.by(1000.0)
             moved.optimizer.resume_from(again.after.place.t, [{} for _ in moved.optimizer.param_groups], None)
             return [first, moved.by(4.0), moved.by(1.0)]
@@ -169,7 +197,7 @@ def test_who_returns_gets_the_state_of_the_others(
     def body(g: int, group: Communicator, alive: ElasticAverage) -> list[Tensor]:
         if g == BAD:
             return returning(group, alive)
-        moved = Moved(group, alive, torch.float64, outer=make, outer_schedule=schedule)
+        moved = Moved(group, alive, dtype, **how)
         moved.by(1.0)
         assert died.wait(60)
         moved.by(1.0)

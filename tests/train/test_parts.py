@@ -21,11 +21,13 @@ from hpcsgd.methods import METHODS, hierarchical
 from hpcsgd.methods.selsync import AGGREGATES, parameters
 from hpcsgd.parts.averagers import (
     GUARDS,
+    MERGES,
     OPTIMIZER_STATE,
     SELECTIONS,
     AverageState,
     PerBlock,
     PseudoGradientPenalty,
+    RadialDirectional,
 )
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES, AllToAll, Dense, ErrorFeedback, Plain, union
 from hpcsgd.parts.grad_reduces.codecs import CODECS
@@ -81,6 +83,10 @@ class ARounding(Nearest):
 
 
 class ASelection(PerBlock):
+    pass
+
+
+class AMerge(RadialDirectional):
     pass
 
 
@@ -193,6 +199,14 @@ NEW: dict[str, Case] = {
         AGuard,
         LOCAL + 'guard = { name = "NEW", threshold = 7 }\n',
         lambda m: type(m.averager.inner.guard) if m.averager.inner.guard.threshold == 7 else None,
+    ),
+    "a merge": (
+        MERGES,
+        AMerge,
+        'name = "diloco"\nsync_every = 2\nmerge = { name = "NEW", plain_mean = ["wpe"] }\n',
+        lambda m: (
+            type(m.averager.inner.inner.merge) if m.averager.inner.inner.merge.plain_mean == ["wpe"] else None
+        ),
     ),
     "local steps": (
         LOCAL_STEPS,

@@ -244,6 +244,24 @@ def test_parameters_that_nobody_uses(run, kind: str) -> None:
     assert found["vector"].any()
 
 
+@pytest.mark.threads
+@pytest.mark.ranks(4)
+def test_buffers_of_groups_that_may_die_take_the_mean(run) -> None:
+    new, shape = KINDS["ensemble_sync"]
+
+    def body(world: Communicator) -> Tensor:
+        net = Tensors()
+        net.register_buffer("seen", torch.zeros(3))
+        inner = optim.SGD(net.parameters(), lr=1.0)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, shape(world, 2), new())
+        net.get_buffer("seen").fill_(world.rank)
+        optimizer.step()
+        return net.get_buffer("seen")
+
+    for seen in run(4, body):
+        torch.testing.assert_close(seen, torch.full((3,), 1.5))
+
+
 class Words(nn.Module):
     """A model with an embedding, an output layer that shares its weight, and a table of its own."""
 
@@ -316,7 +334,8 @@ def test_what_does_not_go_with_it(wrong: Callable[[], Method], said: str) -> Non
 @pytest.mark.threads(unless={"K": 3})
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 3)])
 @pytest.mark.parametrize("delay", [0, 1])
-def test_fragments(run, P: int, K: int, delay: int) -> None:
+@pytest.mark.parametrize("cap", [None, 1e-5])
+def test_fragments(run, P: int, K: int, delay: int, cap: float | None) -> None:
     """The part of a tensor in a fragment counts as a tensor; the result does not depend on K."""
     changes = randoms(2, matrix=PRIME, vector=(5,))
     none = {name: torch.zeros_like(x).double() for name, x in changes[0].items()}
@@ -326,7 +345,7 @@ def test_fragments(run, P: int, K: int, delay: int) -> None:
         before = {name: p.detach().clone() for name, p in net.named_parameters()}
         method = streaming(diloco(4, stays, merge=MERGE), 2, delay, update_alpha=0.0)
         optimizer = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=1.0), net, topology, method, bucket_cap_mb=1e-5
+            optim.SGD(net.parameters(), lr=1.0), net, topology, method, bucket_cap_mb=cap
         )
         for t in range(6):
             for name, p in net.named_parameters():
