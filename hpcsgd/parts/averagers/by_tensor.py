@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcsgd.comm import Communicator
 from hpcsgd.core.flat import Bucket
@@ -51,10 +51,6 @@ class ByTensor:
         slots = _slots(buckets)
         places = [(i, slice(slot.start, slot.stop)) for i, b in enumerate(buckets) for slot in b.slots]
         return cls(slots, [TensorPart(number, i, place) for number, (i, place) in enumerate(places)])
-
-    @property
-    def params(self) -> list[nn.Parameter]:
-        return [slot.param for slot in self.slots]
 
     def norms(self, vectors: Sequence[Tensor], ranks: Communicator | None) -> Tensor:
         """Return the norm of each tensor in `vectors`, as float64 on the host.

@@ -63,7 +63,7 @@ class RadialDirectional:
 
     Args:
         plain_mean: Names of further parameters that take the plain mean, such as "wpe" or "*.router.*".
-            Name embeddings here that the model makes without those modules. Default none.
+            Name embeddings here that the model makes without those modules. Default (), which is none.
 
     Raises:
         UserError: At the first step, if no trainable parameter of the model has such a name.
@@ -94,25 +94,6 @@ class RadialDirectional:
 
     plain_mean: str | Sequence[str] = ()
 
-    def plain(self, tensors: ByTensor, s: StepContext) -> frozenset[int]:
-        """Return the numbers of the tensors that take the plain mean.
-
-        Raises `UserError` if a name in `plain_mean` is that of no tensor.
-        """
-        names = [self.plain_mean] if isinstance(self.plain_mean, str) else self.plain_mean
-        for name in names:
-            if not any(fnmatchcase(slot.name, name) for slot in tensors.slots):
-                raise UserError(
-                    f"plain_mean: no trainable parameter of the model is called {name!r}", key="plain_mean"
-                )
-        return frozenset(
-            i
-            for i, slot in enumerate(tensors.slots)
-            if slot.param.ndim < 2
-            or slot.param in s.fixed.embeddings
-            or any(fnmatchcase(slot.name, name) for name in names)
-        )
-
 
 MERGES: Mapping[str, Callable[..., RadialDirectional]] = {"radial_directional": RadialDirectional}
 """The ways to merge the groups' changes, by their names in job files."""
@@ -133,7 +114,7 @@ class RadialDirectionalMean:
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if s.t == 1:
-            self.merge.plain(ByTensor.of_shards(s.buckets), s)  # raises an error for a wrong name
+            plain_tensors(self.merge, ByTensor.of_shards(s.buckets), s)  # raises an error for a wrong name
         if s.t == 1 and s.topology.num_groups > 1 and not self._theta:  # all groups have the initial model
             self._theta = [w.clone() for w in vectors]
 
@@ -145,7 +126,7 @@ class RadialDirectionalMean:
             return found
         s.agreement().wait()
         tensors = ByTensor.of_shards(s.buckets, s.cuts)
-        plain = self.merge.plain(tensors, s)
+        plain = plain_tensors(self.merge, tensors, s)
         group, groups = s.topology.intra_group, s.topology.inter_group
         changes = changes_of(found, self._theta)
         with phase(PHASE):
@@ -205,6 +186,26 @@ class RadialDirectionalMean:
                 mean = x.clone()
                 s.topology.inter_group.allreduce(mean, "mean").wait()
                 mine.copy_(mean)
+
+
+def plain_tensors(merge: RadialDirectional, tensors: ByTensor, s: StepContext) -> frozenset[int]:
+    """Return the numbers of the tensors that take the plain mean.
+
+    Raises `UserError` if a name in `plain_mean` is that of no tensor.
+    """
+    names = [merge.plain_mean] if isinstance(merge.plain_mean, str) else merge.plain_mean
+    for name in names:
+        if not any(fnmatchcase(slot.name, name) for slot in tensors.slots):
+            raise UserError(
+                f"plain_mean: no trainable parameter of the model is called {name!r}", key="plain_mean"
+            )
+    return frozenset(
+        i
+        for i, slot in enumerate(tensors.slots)
+        if slot.param.ndim < 2
+        or slot.param in s.fixed.embeddings
+        or any(fnmatchcase(slot.name, name) for name in names)
+    )
 
 
 def require_alone(**others: object) -> None:

@@ -37,6 +37,7 @@ from hpcsgd.parts.averagers.radial_directional import (
     changes_of,
     from_directions,
     in_wide,
+    plain_tensors,
     to_directions,
 )
 
@@ -54,14 +55,14 @@ class RadialDirectionalElasticMean:
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if s.t == 1:
-            self.merge.plain(ByTensor.of_buckets(s.buckets), s)  # raises an error for a wrong name
+            plain_tensors(self.merge, ByTensor.of_buckets(s.buckets), s)  # raises an error for a wrong name
 
     def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
         """Average the groups' models, which were `theta` after the last one; see `AveragesFrom`."""
         models = [b.parameters for b in s.buckets]
         before = [w.clone() for w in models]
         tensors, group = ByTensor.of_buckets(s.buckets), _ranks_with_parts(s)
-        plain = self.merge.plain(tensors, s)
+        plain = plain_tensors(self.merge, tensors, s)
         changes = changes_of(models, theta)
         with phase(PHASE):
             radii = tensors.norms(changes, group)
