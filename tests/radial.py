@@ -24,6 +24,7 @@ def radial_directional(changes: Sequence[Tensor], weights: Sequence[float] | Non
 
 
 def merged(changes: Sequence[Tensor], plain: bool) -> Tensor:
+    """Return the average of the changes of one tensor; `plain`: it is an embedding, or named as one."""
     if plain or changes[0].dim() < 2:
         return torch.stack(list(changes)).mean(0)
     return radial_directional(changes)
@@ -41,7 +42,8 @@ def merging(every: int, make: MakeOptimizer, fewest: int = 2) -> Meet:
         if t % every or len(nets) < fewest:
             return
         for theta, *theirs in zip(*(net.parameters() for net in [outer, *nets]), strict=True):
-            theta.grad = -merged([(w - theta).detach() for w in theirs], plain=False)
+            dimensions = getattr(theta, "dimensions", theta.dim())
+            theta.grad = -merged([(w - theta).detach() for w in theirs], plain=dimensions < 2)
         step_with(optimizer, None)
         for net in nets:
             set_vector(net, vector(outer))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import local_methods
 import packing
+import radial
 import references
 import sparse_deltas
 import sparsifying
@@ -41,7 +42,9 @@ class Operator(nn.Module):
             values["spectral"] = drawn(3, hidden, 2).transpose(0, 1)
             values["shift"] = drawn(2)
         for name, value in values.items():
-            setattr(self, name, nn.Parameter(value if pairs else torch.view_as_complex(value)))
+            param = nn.Parameter(value if pairs else torch.view_as_complex(value))
+            param.dimensions = value.dim() - 1  # type: ignore[attr-defined] - those of the complex numbers
+            setattr(self, name, param)
         with torch.no_grad():
             for p in [] if self.head is None else self.head.parameters():
                 p.copy_(drawn(*p.shape))
@@ -70,7 +73,7 @@ def as_references(monkeypatch, *, mixed: bool = True) -> None:
     def twin(seed: int = 0) -> Operator:
         return Operator(pairs=True, mixed=mixed, seed=seed)
 
-    for module in (local_methods, packing, references, sparse_deltas, sparsifying, table):
+    for module in (local_methods, packing, radial, references, sparse_deltas, sparsifying, table):
         monkeypatch.setattr(module, "model", twin)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 import local_methods
 import packing
+import radial
 import references
 import sparse_deltas
 import sparsifying
@@ -86,7 +87,7 @@ def test_the_size_is_a_prime() -> None:
 def test_equals_plain_torch(
     run, monkeypatch: pytest.MonkeyPatch, method: str, P: int, K: int, optimizer: str
 ) -> None:
-    for module in (references, local_methods, packing, sparse_deltas, sparsifying, table):
+    for module in (references, local_methods, packing, radial, sparse_deltas, sparsifying, table):
         monkeypatch.setattr(module, "model", lambda *_, **__: Branches())
     case, make = REFERENCES[method], OPTIMIZERS[optimizer]
     ranks = run(
