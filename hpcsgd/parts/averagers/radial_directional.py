@@ -69,9 +69,10 @@ class RadialDirectional:
         UserError: At the first step, if no trainable parameter of the model has such a name.
 
     Shape:
-        The model has T tensors. At a synchronization a rank sends 16·T bytes more in its group and over the
-        groups. With 16-bit parameters, changes travel in float32. A rank keeps θ, the model after the last
-        synchronization: M/K elements. In `ensemble_sync` it keeps nothing, and sends 8·T bytes more.
+        The model has T tensors. A synchronization has two more allreduces of 8·T bytes in the group, and one
+        of 16·T bytes over the groups. With 16-bit parameters, changes travel in float32. A rank keeps θ, the
+        model after the last synchronization: M/K elements. In `ensemble_sync` it keeps nothing, and the
+        average over the groups has 8·T bytes more.
 
     Note:
         `optimizer.metrics["distance"]` is then the distance of the groups' models from the merged one, not
@@ -240,9 +241,10 @@ def from_directions(
     least = max(CANCELLED, *(torch.finfo(x.dtype).eps for x in directions))
     pairs = list(zip(radii.tolist(), lengths.tolist(), strict=True))
     cancelled = frozenset(i for i, (r, d) in enumerate(pairs) if i not in plain and r and d < least)
-    return [
-        1.0 if i in plain else 0.0 if i in cancelled or not r else r / d for i, (r, d) in enumerate(pairs)
-    ], cancelled
+    factors = [
+        1.0 if i in plain else r / d if r and i not in cancelled else 0.0 for i, (r, d) in enumerate(pairs)
+    ]
+    return factors, cancelled
 
 
 def in_wide(m: ModelLayout) -> ModelLayout:

@@ -217,7 +217,7 @@ def test_it_is_homogeneous(run, kind: str, factor: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_parameters_of_16_bits(run, kind: str, dtype: torch.dtype) -> None:
-    """Directions travel in float32: elements of one of 77 elements would round, those of a mean, too."""
+    """Directions travel in float32, so only the result is rounded to 16 bits."""
     new, shape = KINDS[kind]
     changes = [{name: x.to(dtype).double() for name, x in each.items()} for each in randoms(3, matrix=PRIME)]
 
