@@ -18,7 +18,7 @@ Differences from the paper, of which we read two implementations by others:
 
 - The paper prints the mean of v_m as radial factor, which is a vector. Both implementations take the mean of
   the norms.
-- All groups have the weight 1. The paper weighs learners by their tokens, and here all groups get as many.
+- All groups have the weight 1, as in the plain mean. The paper weighs learners by their tokens.
 - ε is 10⁻¹² for float64, as in the implementations. For float32 it is 1.2·10⁻⁷, because directions that
   cancel leave that much by rounding.
 - The paper takes the plain mean for the fragment of the embeddings. Zeros spoil norms and directions: most
