@@ -24,7 +24,7 @@ from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.errors import UserError
 from hpcsgd.methods import ensemble_sync
-from hpcsgd.parts.averagers import NESTEROV, MakeOptimizer, PseudoGradientPenalty
+from hpcsgd.parts.averagers import NESTEROV, MakeOptimizer, PseudoGradientPenalty, RadialDirectional
 from hpcsgd.parts.averagers.elastic_mean import rebased
 
 LATE = 2
@@ -137,6 +137,15 @@ def test_the_work_counts_in_the_round_of_the_return(
         "later if it misses at most 2 synchronizations",
         "synchronization 4 counts what this group learned since synchronization 1",
     ]
+
+
+@pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 1, 3)])
+def test_it_counts_so_in_radial_directional_averages(desk: Desk, ranks: tuple[int, ...]) -> None:
+    """The changes of a round have one direction here, so that their average is the plain mean."""
+    changes: list[Sequence[float | None]] = [[1.0, 2.0, -1.0, 0.5, 1.5]] * 3
+    changes[LATE] = [4.0, None, None, 6.0, 3.0]
+    found = trained(desk, ranks, *changes, merge=RadialDirectional())
+    assert_steps(found, [2.0, 2.0, -1.0, 7 / 3, 2.0])
 
 
 def test_too_old_work_is_lost(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
