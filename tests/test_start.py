@@ -56,7 +56,13 @@ NO_MPI = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=[] if each in ("a script", "train") else pytest.mark.long)
+        for each in COMMANDS
+    ],
+)
 def test_mpiexec_without_an_mpi_library_one_line_says_so(command: str) -> None:
     by_mpiexec = {**NO_MPI, "PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALRANKID": "0"}
     done = programs.run([sys.executable, *COMMANDS[command]], env=by_mpiexec, cwd=ROOT, check=False)

@@ -69,6 +69,8 @@ RUNS: dict[str, tuple[list[str], float]] = {
     "int8 wires": (packed("int8"), FLOAT16),
     "int4 wires": (packed("int4"), FLOAT16),
 }
+RARELY = ("a hard threshold", "SIDCo", "CLT-k", "ExDyna", "MiCRO", "int8 wires")
+"""Runs of parts whose like is in `RUNS` as well; for `make test-long`."""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,9 @@ def trained(
 
 @pytest.mark.ranks(4)
 @pytest.mark.threads(unless={"name": {"bf16_master"}})
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in RARELY else []) for name in RUNS]
+)
 def test_the_model_is_the_one_of_the_host(
     run, name: str, job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,16 @@ def test_what_is_not_rendered_is_found(site: Path, tmp_path: Path) -> None:
     assert unrendered(tmp_path) == ["sgp", "quantizers.int8"]
 
 
-@pytest.mark.parametrize("link", ["[a](lost.md)", "[a](index.md#lost)", "![a](lost.png)", "[a](/index.md)"])
+@pytest.mark.parametrize(
+    "link",
+    [
+        "[a](lost.md)",
+        *(
+            pytest.param(link, marks=pytest.mark.long)
+            for link in ("[a](index.md#lost)", "![a](lost.png)", "[a](/index.md)")
+        ),
+    ],
+)
 def test_a_lost_link_ends_the_build(tmp_path: Path, link: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# Planted\n\n{link}\n")
