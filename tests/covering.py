@@ -1,7 +1,7 @@
 """A choice among the combinations of a test's parameters in which all values, or all pairs of values, occur.
 
 Most mistakes show with one value of a parameter, or with two values together. A choice of all pairs is known
-as pairwise testing. `make test-all` runs such a choice, and `make test-long` the other combinations.
+as pairwise testing. `make test-all` runs such a choice. The other combinations get the mark `long`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ Values = tuple[tuple[str, str], ...]
 def repeated(items: Iterable[pytest.Item], together: int) -> Iterator[pytest.Item]:
     """Yield the items that the long run takes: those whose values, `together` at a time, other items have.
 
-    Tests of the whole table of methods have each value once, except those with the mark `every_method`.
+    Tests that only processes can run try all pairs. Otherwise tests of the whole table of methods have each
+    value once, except those with the mark `every_method`.
     """
     for own in by_function(items).values():
-        once = bool(methods_of_table(own)) and own[0].get_closest_marker("every_method") is None
+        if own[0].get_closest_marker("processes") is not None:
+            strength = 2
+        elif methods_of_table(own) and own[0].get_closest_marker("every_method") is None:
+            strength = 1
+        else:
+            strength = together
         ordered = sorted(own, key=quick_first)
-        tried = set(covering([factors(item) for item in ordered], 1 if once else together))
+        tried = set(covering([factors(item) for item in ordered], strength))
         yield from (item for i, item in enumerate(ordered) if i not in tried)
 
 

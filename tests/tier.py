@@ -64,7 +64,7 @@ Covered on threads: every method against plain torch on one difficult shape, eve
 backend, checkpoints resumed on other shapes, errors, and the examples of the documentation.
 Covered on four MPI ranks: one case of each test that needs several ranks, and a job that trains to its
 accuracy.
-More tests: `make test-all` (40 minutes: all pairs of parameters, 2 and 8 MPI ranks, killed and resumed
+More tests: `make test-all` (40 minutes: pairs of parameter values, 2 and 8 MPI ranks, killed and resumed
 jobs, Slurm), `make test-long` (90 minutes), `make soak` (an hour), `make test-openmpi` (the second MPI
 library).""",
     ),

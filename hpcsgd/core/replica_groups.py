@@ -18,7 +18,7 @@ class Contribution(Protocol):
     """Tensors that are the same in all jobs in the mean. When other jobs begin to average together, they all
     get those of the first job in the mean that has missed no round."""
     late_rounds: int
-    """The number of rounds that this job may miss for its tensors to count in the next one; 0: none."""
+    """The number of rounds that this job may miss, and still count when it is back; 0: none."""
 
     def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
         """Return the tensors, given the `norm` of each job in the mean, by index; may be called again.

@@ -6,14 +6,15 @@ event            fields in addition to ``event``, ``unix`` and ``at``
 ``started``      replica_group, life, ranks: its processes were started
 ``ended``        replica_group, life, code: its processes have ended, with exit code ``code``
 ``generation``   generation, members, newcomers, rounds: which groups average from now on; newcomers have
-                 missed rounds, and do not count in the first one, unless they were late. rounds: those
-                 committed so far
+                 missed rounds, and do not count in the first one, unless they bring late work. rounds:
+                 those committed so far
 ``commit``       generation, rounds, members, counted, t, epoch, fraction: a round is committed. counted:
                  the members whose parameters made the mean; t: updates done;
                  epoch: epochs done, from 0; fraction: the part of the next epoch that is done, 0..1
 ``lost``         replica_group, why, kind: it is no longer a member; why: text; kind: a `Loss`
 ``late``         replica_group, why: it is no longer a member, but what it learned counts if it is back in
-                 time; otherwise ``lost`` follows, with the kind "late"
+                 time; otherwise ``lost`` follows, with the kind "late", unless the coordinator was
+                 started again meanwhile
 ``units``        unit, units: what each replica group has from now on, as in `rebalancing`; unit is "ranks",
                  "threads" or "samples"
 ``finished``     the training is done
@@ -84,7 +85,7 @@ class EventLog:
     ) -> None:
         """Log a new generation: the members average from now on.
 
-        The newcomers have missed rounds. They do not count in the first one, unless they were late.
+        The newcomers have missed rounds. They do not count in the first one, unless they bring late work.
         """
         replica_groups = {"members": sorted(members), "newcomers": sorted(newcomers)}
         self._note("generation", generation=generation, **replica_groups, rounds=rounds)

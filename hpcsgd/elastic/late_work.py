@@ -1,4 +1,4 @@
-"""What a replica group learned before the others left it out: whether it still counts, and what its log says.
+"""The work of a replica group that the others left out: whether it still counts, and the log lines about it.
 
 A late group brings it to the round in which it returns. There the group gets the newest θ of the others, and
 adds θ − (θ_base − w) to the mean: w is its model, and θ_base the one from which it trained. So the round
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class LateWork:
     """What the replica group `index` learned since its last committed round; each rank has one.
 
-    Rank 0 logs what becomes of it if the group is left out.
+    If the group is left out, rank 0 logs whether the work counts or is lost.
     """
 
     def __init__(self, index: int, rank: int) -> None:
@@ -31,6 +31,8 @@ class LateWork:
         nothing to bring."""
         self._may_have_counted = False
         """True if the others may have committed a round in which this group has voted."""
+        self._announced = False
+        """True if the log says that the work may count later, and not yet whether it has."""
 
     def begin(self, contribution: Contribution | None, rounds: int) -> None:
         """Begin to average `contribution` of a group that has the mean of `rounds` committed rounds."""
@@ -50,6 +52,7 @@ class LateWork:
     def left_out(self, why: str) -> None:
         """Log that the other groups have continued without this one."""
         if self.may_count:
+            self._announced = True
             self._log(
                 "the other groups go on without this group: %s; what it learned since synchronization %d "
                 "counts later if it misses at most %s",
@@ -64,9 +67,9 @@ class LateWork:
             )  # fmt: skip
 
     def committed(self, during: Register) -> None:
-        """Log what became of the late work in the round of the register `during`, which is committed."""
+        """Log whether the round of the register `during`, which is committed, has counted the late work."""
         missed = during.rounds - self._rounds
-        if missed > 0 and self._late_rounds:
+        if (missed > 0 or self._announced) and self._late_rounds:
             if self._index in during.counting:
                 self._log(
                     "synchronization %d counts what this group learned since synchronization %d",
@@ -80,7 +83,7 @@ class LateWork:
                 )  # fmt: skip
             else:
                 self._lose(f"this group missed {count_text(missed, 'synchronization')}")
-        self._may_have_counted = False
+        self._may_have_counted = self._announced = False
 
     def finished(self) -> None:
         """Log that the late work is lost, because the others have finished the training."""

@@ -51,6 +51,7 @@ class MembershipLog:
             self._progress = 0.0
             self._settle(before, now)
         if now.generation > before.generation:
+            self._lose_all(self._away.keys() & set(now.replica_groups) - set(now.counting))
             log.info(
                 "generation %d: replica groups %s", now.generation, ", ".join(map(str, now.replica_groups))
             )
@@ -66,13 +67,13 @@ class MembershipLog:
             self.events.stopped()
 
     def _settle(self, before: Register, now: Register) -> None:
-        """Log which late groups are lost after the round that was committed between these registers."""
-        for replica_group in set(before.late) & self._away.keys():
+        """Forget late groups that the committed round has counted, and log those that are away too long."""
+        for replica_group in self._away.keys() & set(before.counting):
             del self._away[replica_group]
         self._lose_all(
             replica_group
             for replica_group, (rounds, _) in self._away.items()
-            if replica_group in before.replica_groups or now.rounds - rounds > self._late_rounds
+            if now.rounds - rounds > self._late_rounds
         )
 
     def _lose_all(self, replica_groups: Iterable[int]) -> None:

@@ -22,7 +22,7 @@ class Contribution(Protocol):
     """Tensors that are the same in all groups in the mean. In the first round of a generation all groups get
     those of the first group in the mean that has missed no round."""
     late_rounds: int
-    """The number of rounds that this group may miss for its tensors to count in the next one; 0: none."""
+    """The number of rounds that this group may miss, and still count when it is back; 0: none."""
 
     def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
         """Return the tensors, given the `norm` of each group in the mean, by group.

@@ -19,7 +19,7 @@ Differences from the paper:
 - With `merge`, that gradient is the radial-directional average of the changes, as in Decoupled DiLoCo.
 - With `quorum`, groups do not wait for all others, as in Decoupled DiLoCo (arXiv:2604.21428, section 3.2):
   once `quorum` groups have arrived, the others have `grace_s` seconds. What a late group learned is dropped.
-- With `late_rounds` it counts at the synchronization in which the group returns. The paper drops it.
+- With `late_rounds` it counts in the synchronization in which the group returns. Decoupled DiLoCo drops it.
 """
 
 from __future__ import annotations
@@ -91,10 +91,12 @@ def ensemble_sync(
         grace_s: Seconds, more than 0, for which a synchronization waits for more groups than `quorum`.
             Default None: only without `quorum`.
         late_rounds: Number of synchronizations that a late group may miss for its work to still count. The
-            one in which it returns then counts its change, from the model from which it trained. If it missed
-            more, or its processes have ended, the change is lost. Default 0: it is always lost. Usually a
-            late group misses two. More than 0 needs `outer`, since only then a group that returns gets the
-            others' model after the last synchronization; SGD with a rate of 1 is the plain mean.
+            synchronization in which it returns then includes its change, from the model from which it
+            trained. If it missed more, or its processes have ended, the change is lost. Default 0: it is
+            always lost. Usually a late group misses two. A group that was left out for another reason, such
+            as a broken connection, is treated alike if its processes go on. More than 0 needs `outer`, since
+            only then a group that returns gets the others' model after the last synchronization; SGD with a
+            rate of 1 is the plain mean.
         merge: How the groups' changes become the gradient of `outer`, if not by their mean:
             `RadialDirectional()`, without `guard`. Default None: the mean.
 
@@ -112,6 +114,7 @@ def ensemble_sync(
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
         a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns. With `guard` it sends about 16·P'
         bytes more for each of them, and keeps θ, the model after the last synchronization: M elements. With
+        `merge` it sends 8 bytes more for each tensor of the model, and 16-bit parameters in float32. With
         `outer` it keeps θ and each state tensor of the outer optimizer, M elements each. When the groups
         change, it also sends these once, like the model.
 
@@ -121,8 +124,7 @@ def ensemble_sync(
         of that step. With `guard`, a group that is left out reports that of the model from which it began.
 
         A late group keeps its optimizer state. Its float buffers count as they are, and `guard` compares its
-        change with its own history. A synchronization in which late work counts is complete: checkpoints hold
-        no part of it for later.
+        change with its own history. Checkpoints never hold late work.
 
     Example:
         >>> method = hpcsgd.ensemble_sync(sync_every=50)
@@ -168,7 +170,7 @@ def _require_use(late_rounds: int, quorum: int | None, outer: MakeOptimizer | No
     if late_rounds < 0:
         fault = f"late_rounds = {late_rounds}: expected at least 0"
     elif late_rounds and quorum is None:
-        fault = "late_rounds: it needs quorum as well: without it no group is late"
+        fault = "late_rounds: it needs quorum and grace_s as well"
     elif late_rounds and outer is None:
         fault = (
             "late_rounds: it needs outer as well; the outer optimizer SGD with lr = 1 leaves groups with the "

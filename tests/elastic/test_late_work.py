@@ -225,6 +225,8 @@ def test_who_has_not_moved_adds_nothing(desk: Desk) -> None:
     found = trained(desk, (1, 1, 1), others, others, [4.0, None, None, 0.0])
     assert_steps(found, [2.0, 2.0, -1.0, 0.5])
     assert [event["counted"] for event in events(desk, "commit")][-1] == [0, 1]
+    names = [event["event"] for event in events(desk, "late", "lost", "generation", "commit")]
+    assert names[-3:] == ["lost", "generation", "commit"]  # it is lost before the group is a member again
 
 
 def test_new_processes_bring_nothing(desk: Desk) -> None:
@@ -374,7 +376,7 @@ QUORUM: dict[str, Any] = {"quorum": 2, "grace_s": 2.0}
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"late_rounds": 2, "outer": NESTEROV}, "late_rounds: it needs quorum as well"),
+        ({"late_rounds": 2, "outer": NESTEROV}, "late_rounds: it needs quorum and grace_s as well"),
         ({"late_rounds": 2, **QUORUM}, "late_rounds: it needs outer as well; the outer optimizer SGD with"),
         ({"late_rounds": -1, "outer": NESTEROV, **QUORUM}, "late_rounds = -1: expected at least 0"),
         (

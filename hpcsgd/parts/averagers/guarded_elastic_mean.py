@@ -79,6 +79,8 @@ class GuardedElasticMean:
         before = [b.parameters.clone() for b in s.buckets]
         norm = distance_of_group(s, [x.clone() for x in theta])
         outlier = self._history.is_outlier(norm, self.guard)
+        late = self.quorum is not None and self.quorum.late_rounds > 0
+        began = [x.clone() for x in theta] if late else theta  # a late group gets the others' θ in `theta`
         weighted = _Weighted(
             self.guard, self.quorum, s.topology.replica_groups.index, math.inf if outlier else norm, shared
         )
@@ -95,7 +97,7 @@ class GuardedElasticMean:
         out = weighted.counts and s.topology.replica_groups.index not in weighted.weights
         s.metrics["groups_left_out"] = float(weighted.left_out)
         s.metrics["min_weight"] = min(weighted.weights.values(), default=0.0)
-        s.metrics["distance"] = distance_of_group(s, [x.clone() for x in theta] if out else before)
+        s.metrics["distance"] = distance_of_group(s, [x.clone() for x in began] if out else before)
         self._report(norm, out=out, all_out=not weighted.weights, s=s)
         if weighted.counts and math.isfinite(norm) and not (out and weighted.weights):
             self._history = self._history.including(norm, self.guard)

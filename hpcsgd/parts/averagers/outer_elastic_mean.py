@@ -60,16 +60,13 @@ class AveragesFrom(Protocol):
 
 @dataclass(frozen=True)
 class MeanFrom:
-    """The averager `ElasticMean(quorum)`, which also says whether the mean has moved."""
+    """The mean of `ElasticMean(quorum)`, for an outer optimizer."""
 
     quorum: Quorum | None = None
 
     @property
     def traits(self) -> Traits:
         return ElasticMean(self.quorum).traits
-
-    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
-        return ElasticMean().average(vectors, s)
 
     def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
         before = [b.parameters.clone() for b in s.buckets]

@@ -19,14 +19,16 @@ Differences from the paper, of which we read two implementations by others:
 - The paper prints the mean of v_m as radial factor, which is a vector. Both implementations take the mean of
   the norms.
 - All groups have the weight 1, as in the plain mean. The paper weighs learners by their tokens.
-- ε is 10⁻¹² for float64, as in the implementations. For float32 it is 1.2·10⁻⁷, because directions that
-  cancel leave that much by rounding.
+- ε is 10⁻¹² for float64, as in the implementations, and 1.2·10⁻⁷ for float32, which rounds sums of
+  directions by that much. If changes are small beside θ, rounding of the models leaves more of directions
+  that cancel.
 - The paper takes the plain mean for the fragment of the embeddings. Zeros spoil norms and directions: most
   rows of an embedding do not change. Tensors of one dimension, such as biases, are our addition.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -37,6 +39,7 @@ from torch import Tensor
 from hpcsgd.arguments import checked
 from hpcsgd.comm import accumulation_dtype, phase
 from hpcsgd.core.averager import Traits, run_averager
+from hpcsgd.core.slot import Slot
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
@@ -47,7 +50,7 @@ from hpcsgd.parts.averagers.mean import Mean
 
 PHASE = "merge"
 CANCELLED = 1e-12
-"""The norm ε of a mean direction below which directions cancel, unless rounding leaves more."""
+"""The norm ε of a mean direction below which directions cancel, for float64."""
 
 
 @checked
@@ -139,7 +142,7 @@ class RadialDirectionalMean:
             lengths = tensors.norms(changes, group)
             both = torch.stack([radii, lengths])
             groups.allreduce(both, "mean").wait()  # the same bits in all groups, on any hosts
-        factors, cancelled = from_directions(both[0], both[1], plain, changes)
+        factors, cancelled = from_directions(both[0], both[1], plain, tensors.slots)
         tensors.scale(changes, factors)
         self._take_plain_mean(cancelled, tensors, changes, found, s)
         for w, theta, change in zip(found, self._theta, changes, strict=True):
@@ -227,20 +230,29 @@ def changes_of(models: Sequence[Tensor], theta: Sequence[Tensor]) -> list[Tensor
 
 
 def to_directions(radii: Tensor, plain: frozenset[int]) -> list[float]:
-    """Return the factor of each tensor that makes its direction of its change; 1 for those in `plain`."""
-    return [1.0 if i in plain else 1 / r if r else 0.0 for i, r in enumerate(radii.tolist())]
+    """Return the factor of each tensor that makes its direction of its change; 1 for those in `plain`.
+
+    The factor is NaN if the change is not finite, so that the average shows it.
+    """
+    return [1.0 if i in plain else _direction(r) for i, r in enumerate(radii.tolist())]
+
+
+def _direction(radius: float) -> float:
+    if radius == 0:
+        return 0.0
+    return 1 / radius if math.isfinite(radius) else math.nan
 
 
 def from_directions(
-    radii: Tensor, lengths: Tensor, plain: frozenset[int], directions: Sequence[Tensor]
+    radii: Tensor, lengths: Tensor, plain: frozenset[int], slots: Sequence[Slot]
 ) -> tuple[list[float], frozenset[int]]:
     """Return the factor r/‖d‖ of each tensor, and the tensors whose directions cancel, with the factor 0.
 
-    `radii` and `lengths` are r and ‖d‖ of each tensor. `directions` have the dtypes of the sums.
+    `radii` and `lengths` are r and ‖d‖ of each tensor, in the order of `slots`.
     """
-    least = max(CANCELLED, *(torch.finfo(x.dtype).eps for x in directions))
     pairs = list(zip(radii.tolist(), lengths.tolist(), strict=True))
-    cancelled = frozenset(i for i, (r, d) in enumerate(pairs) if i not in plain and r and d < least)
+    least = [max(CANCELLED, torch.finfo(accumulation_dtype(slot.param.dtype)).eps) for slot in slots]
+    cancelled = frozenset(i for i, (r, d) in enumerate(pairs) if i not in plain and r and d < least[i])
     factors = [
         1.0 if i in plain else r / d if r and i not in cancelled else 0.0 for i, (r, d) in enumerate(pairs)
     ]

@@ -79,7 +79,7 @@ class RadialDirectionalElasticMean:
         average_with_buffers(s, average)
         with phase(PHASE):
             lengths = tensors.norms(changes, group)
-        factors, _ = from_directions(radii, lengths, plain, changes)
+        factors, _ = from_directions(radii, lengths, plain, tensors.slots)
         tensors.scale(changes, factors)
         for w, start, change in zip(models, shared or theta, changes, strict=False):
             w.copy_(change.add_(start.to(w.dtype)))

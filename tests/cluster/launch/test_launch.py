@@ -306,7 +306,7 @@ def test_the_coordinator_gets_what_the_method_says_of_a_quorum(launch: Launch) -
         ),
         (
             [*TWO, "--method.late_rounds", "2"],
-            "job.toml: [method]: late_rounds: it needs quorum as well: without it no group is late",
+            "job.toml: [method]: late_rounds: it needs quorum and grace_s as well",
         ),
         (
             [*TWO, *QUORUM, "--method.late_rounds", "2"],

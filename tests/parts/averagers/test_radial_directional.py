@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -189,6 +190,22 @@ def test_directions_that_cancel_among_groups_that_may_die(run) -> None:
     found = same_on_all(run(2, lambda world: moved(world, 2, changes, new, form=shape)))
     assert not found["matrix"].any()
     torch.testing.assert_close(found["vector"], torch.full((5,), -1.0).double())
+
+
+@pytest.mark.threads
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_change_that_is_not_finite_shows(run, kind: str, broken: int) -> None:
+    """The tensor is NaN in all groups, and others are averaged as usual."""
+    new, shape = KINDS[kind]
+    (v,) = orthogonal(1)
+    changes = [{"matrix": v.clone(), "vector": torch.full((5,), a)} for a in (1.0, 2.0)]
+    for change in changes[:broken]:
+        change["matrix"].view(-1)[0] = math.inf
+    for found in run(2, lambda world: moved(world, 2, changes, new, form=shape)):
+        assert found["matrix"].isnan().all()
+        torch.testing.assert_close(found["vector"], torch.full((5,), 1.5).double())
 
 
 @pytest.mark.threads
