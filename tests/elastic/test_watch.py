@@ -93,7 +93,7 @@ def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk,
     with desk.coordinator(2, heartbeat_timeout=HEARTBEAT_TIMEOUT) as at:
         clients = [ScriptedClient(at.address, replica_group) for replica_group in (0, 1)]
         for client in clients:
-            client.say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": 0})
+            client.say({"do": "come", "address": "nowhere:1", "rounds": 0, "brings": False, "generation": 0})
         wait_for(lambda: at.register.phase is Phase.RUN, 60)
         clock.now += 1000
         for client in clients:
