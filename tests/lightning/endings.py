@@ -35,6 +35,7 @@ class Hangs(Net):
 
 
 def main(how: str) -> None:
+    print(f"begins at {time.monotonic()}", flush=True)  # after the imports, which may take long
     devices = {"devices": 1}.get(how, 2)
     backend = {"mpi": "mpi"}.get(how, "auto")
     module = {"raises": Raises, "hangs": Hangs}.get(how, Net)()
