@@ -11,8 +11,7 @@ worker is a replica group i of K_i ranks. A round, the attempt to average, has t
              repeat the round with the remaining groups
 
 The model is cut into C shards, the same for all groups. C is the largest K_i, and rank j of a group owns the
-shards c with c mod K_i = j. A group that missed rounds uses the average. It adds nothing
-to it, or its late work (`hpcsgd.elastic.late_work`).
+shards c with c mod K_i = j. A group that missed rounds uses the average, and adds nothing or its late work.
 """
 
 from __future__ import annotations
