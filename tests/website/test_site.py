@@ -23,6 +23,7 @@ BUILD = 400.0
 """Seconds that a build may take; on a busy machine one took more than a hundred."""
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(BUILD + 20),
     pytest.mark.skipif(find_spec("material") is None, reason="needs the extra [docs]"),
 ]
 
