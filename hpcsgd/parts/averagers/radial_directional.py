@@ -20,8 +20,8 @@ Differences from the paper, of which we read two implementations by others:
   the norms.
 - All groups have the weight 1, as in the plain mean. The paper weighs learners by their tokens.
 - ε is 10⁻¹² for float64, as in the implementations, and 1.2·10⁻⁷ for float32, which rounds sums of
-  directions by that much. If changes are small beside θ, rounding of the models leaves more of directions
-  that cancel.
+  directions by that much. If changes are small compared with θ, rounding of the models leaves more of
+  directions that cancel.
 - The paper takes the plain mean for the fragment of the embeddings. Zeros spoil norms and directions: most
   rows of an embedding do not change. Tensors of one dimension, such as biases, are our addition.
 """
