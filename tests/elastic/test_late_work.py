@@ -206,7 +206,10 @@ def test_a_guard_weighs_the_own_change(desk: Desk, make: MakeOptimizer) -> None:
 
 
 def test_a_guard_leaves_out_what_is_not_finite(desk: Desk) -> None:
-    """If it leaves out all groups, they keep the newest model, not that of the late group."""
+    """If it leaves out all groups, they keep the newest model, not that of the late group.
+
+    The late group reports how far that is from the model from which it began.
+    """
     others = [1.0, 2.0, -1.0, 0.5, 1.5]
     found = trained(desk, (1, 2, 1), others, others, [4.0, None, None, math.nan, 3.0], guard=PLAIN)
     assert_steps(found, [2.0, 2.0, -1.0, 0.5, 2.0])
@@ -215,7 +218,8 @@ def test_a_guard_leaves_out_what_is_not_finite(desk: Desk) -> None:
         story = Story(at, others, others, [4.0, None, None, math.nan], guard=PLAIN)
         found = replica_groups(at, (1, 2, 1), story.train)
     assert (story.distances[0], story.distances[1]) == (pytest.approx(0), pytest.approx(0))
-    expected = reference([2.0, 2.0, -1.0], NESTEROV)[-1]
+    first, _, expected = reference([2.0, 2.0, -1.0], NESTEROV)
+    assert story.distances[LATE] == pytest.approx((expected - first).norm().item())
     for _, model in (found[0][0][-1], found[LATE][0][-1]):
         torch.testing.assert_close(model[:-2], expected)
 
