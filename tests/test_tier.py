@@ -88,6 +88,18 @@ def test_a_test_of_all_methods_has_each_method_once_unless_its_mark_says_pairs()
     assert list(repeated(items, together=2)) == []  # pyright: ignore[reportArgumentType]
 
 
+def test_what_only_processes_can_run_tries_pairs_on_ranks():
+    values = [(method, part) for method in "xyz" for part in "ab"]
+    items = [
+        Item(f"t.py::f[{method}-{part}]", {"method": method, "part": part}, mark="processes")
+        for method, part in values
+    ]
+    assert list(repeated(items, together=1)) == []  # pyright: ignore[reportArgumentType]
+    for item in items:
+        item.mark = ""
+    assert len(list(repeated(items, together=1))) == 3  # pyright: ignore[reportArgumentType]
+
+
 def test_what_is_slow_is_not_chosen_where_another_item_has_its_values():
     items = [Item(f"t.py::f[{n}]", {"n": n, "x": 0}, mark="slow" if n == 3 else "") for n in (3, 3, 4)]
     items[1].mark = ""
