@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import by_node, gpu_mpi, ring, sums
+from hpcsgd.comm import by_node, gpu_mpi, mpi_split, ring, sums
 from hpcsgd.comm.backend import ANY, Backend, Ending, Reduction, polled
 from hpcsgd.comm.by_device import ByDevice
 from hpcsgd.comm.comm_thread import know_processor
@@ -50,8 +50,8 @@ _LEVELS = {
 _LARGEST = 1 << 30
 # Elements of a single allreduce: at 100 MB, MPICH was faster in such parts than whole or in smaller ones.
 _PIECE = 1 << 22
-# Tags: of messages that callers send, of those that make up a ring, and of those of `_arrive`.
-_ASKED, _RING, _ARRIVED = 0, 1, 2
+# Tags: of messages that callers send, of those that make up a ring, and of those of `split`.
+_ASKED, _RING, _SPLIT = 0, 1, 2
 
 
 class MpiBackend(Backend):
@@ -62,14 +62,13 @@ class MpiBackend(Backend):
     calls are nonblocking, and are polled with growing pauses.
     """
 
-    def __init__(self, comm: MPI.Comm, node: int) -> None:
+    def __init__(self, comm: MPI.Comm, nodes: Sequence[int]) -> None:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self.node = node
+        self.node = nodes[self.rank]
         self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
         self.thread_level = thread_level()
-        self._comm = comm
-        nodes = _gathered(comm, node)
+        self._comm, self._nodes = comm, nodes
         # If ranks share nodes, the library's own allreduce sends less: it adds up in each node
         # first.
         self._one_a_node = len(set(nodes)) == self.size > 1
@@ -147,22 +146,8 @@ class MpiBackend(Backend):
         return _UnderWay(self._comm.Iallgather([record, MPI.BYTE], [received, MPI.BYTE]))
 
     def split(self, color: int, key: int) -> Backend:
-        self._arrive()  # the blocking call below spins while other ranks are late
-        return MpiBackend(self._comm.Split(color, key), self.node)
-
-    def _arrive(self) -> None:
-        """Wait until every rank has called this, by rounds of empty messages to the rank 1, 2, 4, … further.
-
-        An MPI_Ibarrier here, of MPICH 5.0.2, has been seen never to end on one rank of four.
-        """
-        step = 1
-        while step < self.size:
-            source, to = (self.rank - step) % self.size, (self.rank + step) % self.size
-            requests = [self._comm.Irecv([bytearray(), MPI.BYTE], source, _ARRIVED)]
-            requests += [self._comm.Isend([b"", MPI.BYTE], to, _ARRIVED)]
-            for request in requests:
-                _complete(request)
-            step *= 2
+        comm, members = mpi_split.split(self._comm, color, key, _SPLIT)
+        return MpiBackend(comm, [self._nodes[rank] for rank in members])
 
     def abort(self, code: int) -> None:
         MPI.COMM_WORLD.Abort(code)  # MPICH's launcher may miss the abort of another communicator
@@ -244,9 +229,9 @@ def world(timeout: float = 600.0) -> Communicator:
     know_processor()
     all_ranks = MPI.COMM_WORLD
     shared = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
-    node = shared.bcast(all_ranks.Get_rank())
+    nodes = _gathered(all_ranks, shared.bcast(all_ranks.Get_rank()))
     shared.Free()
-    comm = Communicator(ByDevice(MpiBackend(all_ranks.Dup(), node)), timeout=timeout)
+    comm = Communicator(ByDevice(MpiBackend(all_ranks.Dup(), nodes)), timeout=timeout)
     ending = guard(comm)
     _check_launch(comm)
     if ending is None or comm.size == 1:

@@ -208,6 +208,19 @@ def test_split_makes_uneven_groups_ordered_by_key(run, n: int, colors: list[int]
         assert out.tolist() == [float(r) for r in members for _ in range(r + 1)]
 
 
+@pytest.mark.parametrize(("n", "first"), [(4, 3), (8, 5), (8, 7)])
+def test_a_part_is_split_again(run, n: int, first: int) -> None:
+    """The parts have odd numbers of ranks; in each of them, every second rank forms a group."""
+
+    def gather(world: Communicator) -> list[int]:
+        part = world.split(int(world.rank >= first), -world.rank)
+        return part.split(part.rank % 2, part.rank).gather_objects(world.rank)
+
+    parts = [[*reversed(range(first))], [*reversed(range(first, n))]]
+    groups = [part[i::2] for part in parts for i in range(2)]
+    assert run(n, gather) == [next(group for group in groups if rank in group) for rank in range(n)]
+
+
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_works_are_carried_out_in_the_order_given(run, n: int) -> None:
     """No rank waits in between; each operation's input is the output of the one before it."""

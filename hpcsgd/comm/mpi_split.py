@@ -1,0 +1,48 @@
+"""Splitting of an MPI communicator by messages, without collectives of the MPI library on all of its ranks.
+
+With MPICH 5.0.2, MPI_Comm_split has been seen never to end on four ranks, and so has an MPI_Ibarrier
+before it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hpcsgd.comm.backend import polled
+from hpcsgd.comm.mpi_library import MPI
+
+
+def split(comm: MPI.Comm, color: int, key: int, tag: int) -> tuple[MPI.Comm, list[int]]:
+    """Return a communicator of the ranks of one `color`, ordered by (`key`, rank), and these ranks of `comm`.
+
+    Collective over `comm`. Messages on `comm` must not have the same `tag`.
+    """
+    colors, keys = places(comm, color, key, tag).T.tolist()
+    members = sorted((r for r, theirs in enumerate(colors) if theirs == color), key=lambda r: (keys[r], r))
+    everyone = comm.Get_group()
+    group = everyone.Incl(members)
+    made = comm.Create_group(group, tag)  # spins while it waits for the members, but all of them are here
+    group.Free()
+    everyone.Free()
+    return made, members
+
+
+def places(comm: MPI.Comm, color: int, key: int, tag: int) -> np.ndarray:
+    """Return the color and the key of each rank, shape (ranks, 2), dtype int64.
+
+    In round i, each rank receives what rank + 2^i knows. No rank returns before all ranks have called this.
+    """
+    rank, size = comm.Get_rank(), comm.Get_size()
+    known = np.empty((size, 2), np.int64)  # row i belongs to rank + i
+    known[0] = color, key
+    step = 1
+    while step < size:
+        count = min(step, size - step)
+        received = comm.Irecv(known[step : step + count], (rank + step) % size, tag)
+        sent = comm.Isend(known[:count], (rank - step) % size, tag)
+        for request in (received, sent):
+            polled(request.Test, math.inf)
+        step *= 2
+    return np.roll(known, rank, axis=0)
