@@ -39,9 +39,9 @@ test-all: $(ENV) ## run all tests on threads and on 2, 4 and 8 MPI ranks, with p
 	"$(BIN)/python" tests/tier.py test-all "$(MPIEXEC)"
 
 # Batch jobs and slow links need root, Slurm's daemons and iproute2.
-test-long: $(ENV) ## what test-all leaves out on threads: all combinations, more of Slurm, slow links, jobs that end badly (90 minutes)
+test-long: $(ENV) ## what test-all leaves out: all combinations, more of Slurm, slow links, jobs that end badly (two hours)
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e ".[wandb,mlflow]"
-	"$(BIN)/python" -m pytest -m long
+	"$(BIN)/python" tests/tier.py test-long "$(MPIEXEC)"
 
 # A test that fails says by which seed it can be repeated.
 soak: $(ENV) ## ten thousand steps of every method, thousands of orders of events, damaged files (an hour)

@@ -115,8 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--brief"):
         here = brief((item for item in items if item in here), each_value=not LAUNCHED)
     else:
-        # Threads try all pairs of values. Processes run the same methods over another backend: each value.
-        for item in repeated((item for item in items if item in here), together=1 if LAUNCHED else 2):
+        for item in repeated((item for item in items if item in here), on_ranks=LAUNCHED):
             item.add_marker(pytest.mark.long)
     config.hook.pytest_deselected(items=[item for item in items if item not in here])
     items[:] = [item for item in items if item in here]

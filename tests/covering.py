@@ -1,7 +1,7 @@
 """A choice among the combinations of a test's parameters in which all values, or all pairs of values, occur.
 
 Most mistakes show with one value of a parameter, or with two values together. A choice of all pairs is known
-as pairwise testing. `make test-all` runs such a choice. The other combinations get the mark `long`.
+as pairwise testing. `strength` says what `make test-all` runs. The other combinations get the mark `long`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,41 @@ METHODS = ("method", "label")
 MANY = 12
 """From this number of methods on, a test counts as one of the whole table of methods."""
 RARE = ("long", "soak", "large")
+OF_BACKENDS = "tests/comm/"
+"""Tests of what differs between threads and processes."""
 Values = tuple[tuple[str, str], ...]
 """Parameters, each with a value."""
 
 
-def repeated(items: Iterable[pytest.Item], together: int) -> Iterator[pytest.Item]:
-    """Yield the items that the long run takes: those whose values, `together` at a time, other items have.
-
-    Tests that only processes can run try all pairs. Otherwise tests of the whole table of methods have each
-    value once, except those with the mark `every_method`.
-    """
+def repeated(items: Iterable[pytest.Item], *, on_ranks: bool) -> Iterator[pytest.Item]:
+    """Yield the items that the long run takes, because other items of their function have their values."""
     for own in by_function(items).values():
-        if own[0].get_closest_marker("processes") is not None:
-            strength = 2
-        elif methods_of_table(own) and own[0].get_closest_marker("every_method") is None:
-            strength = 1
-        else:
-            strength = together
         ordered = sorted(own, key=quick_first)
-        tried = set(covering([factors(item) for item in ordered], strength))
+        tried = set(covering([factors(item) for item in ordered], strength(own, on_ranks=on_ranks)))
         yield from (item for i, item in enumerate(ordered) if i not in tried)
+
+
+def strength(own: Sequence[pytest.Item], *, on_ranks: bool) -> int:
+    """Return how many values of a function's items occur together in a choice; 0 stands for one item alone.
+
+    Threads try pairs, but single values in slow tests, and in tests of the whole table of methods that do not
+    compare methods with plain torch. Ranks that are processes run the same code over another backend. They
+    try pairs in tests that only they can run, single values in tests of backends and in comparisons with
+    plain torch, and one case of each other test.
+    """
+    marks = {name for item in own for name in ("processes", "every_method", "slow") if marked(item, name)}
+    if "processes" in marks:
+        return 2
+    if on_ranks:
+        return int("every_method" in marks or own[0].nodeid.startswith(OF_BACKENDS))
+    if "slow" in marks or (methods_of_table(own) and "every_method" not in marks):
+        return 1
+    return 2
+
+
+def marked(item: pytest.Item, name: str) -> bool:
+    """Return True if an item has a mark."""
+    return item.get_closest_marker(name) is not None
 
 
 def methods_of_table(items: Sequence[pytest.Item]) -> list[str]:
@@ -58,7 +73,7 @@ def by_function(items: Iterable[pytest.Item]) -> Mapping[str, list[pytest.Item]]
     """Return the items of each test function that have no mark in `RARE`."""
     found: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if not any(item.get_closest_marker(mark) for mark in RARE):
+        if not any(marked(item, name) for name in RARE):
             found[item.nodeid.split("[")[0]].append(item)
     return found
 
@@ -80,7 +95,7 @@ def factors(item: pytest.Item) -> dict[str, str]:
 
 def quick_first(item: pytest.Item) -> tuple[bool, tuple[bool, bool, int]]:
     """Return a sort key: tests that are not slow come first, of these those with difficult shapes."""
-    return item.get_closest_marker("slow") is not None, difficult_first(item)
+    return marked(item, "slow"), difficult_first(item)
 
 
 def difficult_first(item: pytest.Item) -> tuple[bool, bool, int]:

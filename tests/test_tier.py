@@ -69,8 +69,7 @@ def test_the_long_run_has_what_repeats_pairs_of_values():
         for n in (1, 2, 3)
         for part in "ab"
     ]
-    of_the_long_run = set(repeated(items, together=2))  # pyright: ignore[reportArgumentType]
-    kept = [item for item in items if item not in of_the_long_run]
+    kept = kept_by_test_all(items)
     for one, other in itertools.combinations(("method", "n", "part"), 2):
         pairs = {(item.params[one], item.params[other]) for item in items}
         assert {(item.params[one], item.params[other]) for item in kept} == pairs
@@ -81,29 +80,44 @@ def test_a_test_of_all_methods_has_each_method_once_unless_its_mark_says_pairs()
     items = [
         Item(f"t.py::f[{method}-{n}]", {"method": method, "n": n}) for method in range(12) for n in (2, 3)
     ]
-    of_the_long_run: Any = list(repeated(items, together=2))  # pyright: ignore[reportArgumentType]
-    assert sorted(item.params["method"] for item in of_the_long_run) == list(range(12))
+    assert sorted(item.params["method"] for item in kept_by_test_all(items)) == list(range(12))
     for item in items:
         item.mark = "every_method"
-    assert list(repeated(items, together=2)) == []  # pyright: ignore[reportArgumentType]
+    assert kept_by_test_all(items) == items
 
 
-def test_what_only_processes_can_run_tries_pairs_on_ranks():
-    values = [(method, part) for method in "xyz" for part in "ab"]
+@pytest.mark.parametrize(
+    ("mark", "file", "kept"),
+    [
+        ("processes", "tests/t.py", 6),
+        ("every_method", "tests/t.py", 3),
+        ("", "tests/comm/t.py", 3),
+        ("", "t.py", 1),
+    ],
+)
+def test_ranks_try_pairs_of_what_only_they_can_run_and_one_case_of_what_threads_have_tried(
+    mark: str, file: str, kept: int
+) -> None:
     items = [
-        Item(f"t.py::f[{method}-{part}]", {"method": method, "part": part}, mark="processes")
-        for method, part in values
+        Item(f"{file}::f[{method}-{part}]", {"method": method, "part": part}, mark)
+        for method in "xyz"
+        for part in "ab"
     ]
-    assert list(repeated(items, together=1)) == []  # pyright: ignore[reportArgumentType]
-    for item in items:
-        item.mark = ""
-    assert len(list(repeated(items, together=1))) == 3  # pyright: ignore[reportArgumentType]
+    assert len(kept_by_test_all(items, on_ranks=True)) == kept
 
 
-def test_what_is_slow_is_not_chosen_where_another_item_has_its_values():
-    items = [Item(f"t.py::f[{n}]", {"n": n, "x": 0}, mark="slow" if n == 3 else "") for n in (3, 3, 4)]
-    items[1].mark = ""
-    assert list(repeated(items, together=2)) == [items[0]]  # pyright: ignore[reportArgumentType]
+def test_where_an_item_is_slow_each_value_is_tried_once_and_the_slow_ones_last():
+    items = [Item(f"t.py::f[{n}-{part}]", {"n": n, "part": part}) for n in (3, 4) for part in "ab"]
+    items[0].mark = "slow"
+    assert [item.params for item in kept_by_test_all(items)] == [
+        {"n": 3, "part": "b"},
+        {"n": 4, "part": "a"},
+    ]
+
+
+def kept_by_test_all(items: list[Item], on_ranks: bool = False) -> list[Item]:
+    of_the_long_run: Any = set(repeated(items, on_ranks=on_ranks))  # pyright: ignore[reportArgumentType]
+    return [item for item in items if item not in of_the_long_run]
 
 
 def test_a_choice_has_all_values_that_occur_and_only_these():

@@ -2,8 +2,8 @@
 
     python tests/tier.py TARGET MPIEXEC
 
-TARGET is a target of the Makefile: test, test-all or test-openmpi. The tests get a separate temporary folder,
-which is deleted when they have passed.
+TARGET is a target of the Makefile: test, test-all, test-long or test-openmpi. The tests get a separate
+temporary folder, which is deleted when they have passed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Tier:
 
     options: Sequence[str]
     """The options of pytest."""
-    threads: bool
-    """True if pytest also runs without a launcher, with ranks that are threads."""
+    workers: str
+    """The number of processes of a pytest without a launcher, whose ranks are threads: `auto`, `0` for
+    pytest's own process, or empty if only launched ranks run tests."""
     ranks: Sequence[int]
     """The numbers of MPI ranks on which pytest runs."""
     torchrun: Mapping[int, Sequence[str]]
@@ -55,7 +56,7 @@ WHOLE = "not long and not soak and not large"
 TIERS: Mapping[str, Tier] = {
     "test": Tier(
         options=("-m", WHOLE, "--brief"),
-        threads=True,
+        workers="auto",
         ranks=(4,),
         torchrun={},
         kills=False,
@@ -65,31 +66,39 @@ backend, checkpoints resumed on other shapes, errors, and the examples of the do
 Covered on four MPI ranks: one case of each test that needs several ranks, and a job that trains to its
 accuracy.
 More tests: `make test-all` (40 minutes: pairs of parameter values, 2 and 8 MPI ranks, killed and resumed
-jobs, Slurm), `make test-long` (90 minutes), `make soak` (an hour), `make test-openmpi` (the second MPI
+jobs, Slurm), `make test-long` (two hours), `make soak` (an hour), `make test-openmpi` (the second MPI
 library).""",
     ),
     "test-all": Tier(
         options=("-m", WHOLE),
-        threads=True,
+        workers="auto",
         ranks=(2, 4, 8),
         torchrun={2: BY_TORCHRUN, 4: BY_TORCHRUN, 8: FEW},
         kills=True,
         told="""\
 Covered: all tests on threads with all pairs of their parameters' values; those for ranks also on 2, 4 and 8
-MPI ranks, with each value; those of communicators also by torchrun.
-More tests: `make test-long` (90 minutes: all combinations), `make soak` (an hour), `make test-openmpi` (the
+MPI ranks, comparisons with plain torch for every method; those of communicators also by torchrun.
+More tests: `make test-long` (two hours: all combinations), `make soak` (an hour), `make test-openmpi` (the
 second MPI library).""",
+    ),
+    "test-long": Tier(
+        options=("-m", "long"),
+        workers="0",
+        ranks=(2, 4, 8),
+        torchrun={},
+        kills=True,
+        told="Covered: what `make test-all` leaves out, on threads and on 2, 4 and 8 MPI ranks.",
     ),
     "test-openmpi": Tier(
         options=("-m", WHOLE),
-        threads=False,
+        workers="",
         ranks=(2, 4),
         torchrun={},
         kills=False,
         told="Covered: the tests on 2 and 4 ranks of Open MPI.",
     ),
 }
-PATIENCE = 3600.0  # seconds that a part may take
+PATIENCE = 10800.0  # seconds that a part may take
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "torchinductor"),  # in TMPDIR otherwise
@@ -146,8 +155,9 @@ def ended(process: programs.Running) -> int:
 def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
     """Yield a title and a command of each part."""
     pytest = [sys.executable, "-m", "pytest", *tier.options]
-    if tier.threads:
-        yield "threads", [*pytest, "--numprocesses", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
+    if tier.workers:
+        shared = ["--numprocesses", tier.workers, "--dist", "loadfile", "--no-loadscope-reorder"]
+        yield "threads", [*pytest, *shared]
     # --capture=sys: otherwise pytest would hide what the MPI library writes when it aborts a job.
     quietly = ["-q", "--color=no", "--capture=sys", "-p", "no:cacheprovider"]
     for n in tier.ranks:
