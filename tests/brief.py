@@ -4,8 +4,8 @@ Many tests have several parameters, such as the method, the shape and the optimi
 pairs of their values. A brief run tries every value of each parameter, and prefers difficult shapes.
 
 Many tests are repeated for every method. Tests with the mark `every_method` compare methods with plain torch,
-and a brief run tries them for every method. It tries each of the other tests for a third of the methods: the
-next such test of a file has the next third.
+and a brief run tries them for every method. It tries each of the other tests for a quarter of the methods,
+and the next such test of a file for the next quarter.
 """
 
 from __future__ import annotations
@@ -15,33 +15,43 @@ from collections.abc import Iterable
 
 import pytest
 
-from covering import by_function, covering, difficult_first, method_of, methods_of_table, parameters
+from covering import (
+    by_function,
+    covering,
+    difficult_first,
+    method_of,
+    methods_of_table,
+    parameters,
+    strength,
+)
 
 SETTINGS = frozenset({"n", "ranks", "P", "K", "now", "seed"})
 """Parameters that set the ranks of a test that runs on ranks. A brief run needs one value of each."""
-PART = 3
+PART = 4
 """Of the methods of a test of the whole table, a brief run tries one in `PART`."""
 
 
-def brief(items: Iterable[pytest.Item], *, each_value: bool = True) -> set[pytest.Item]:
+def brief(items: Iterable[pytest.Item], *, on_ranks: bool = False) -> set[pytest.Item]:
     """Return the items of a brief run.
 
     For each test function, every value of each parameter occurs in at least one item. Exceptions are the
-    parameters in `SETTINGS` and the methods, of which a third occurs.
+    parameters in `SETTINGS` and the methods, of which a quarter occurs.
 
     Args:
         items: The items of a session. Those marked slow, long, soak or large are never chosen.
-        each_value: False chooses one item of each test function. This is for MPI ranks, after a run on
-            threads.
+        on_ranks: True chooses only one item of a test function, and only of tests that depend on the backend.
+            This is for MPI ranks, after a run on threads.
     """
     quick = (item for item in items if item.get_closest_marker("slow") is None)
     turns: Counter[str] = Counter()
     chosen: set[pytest.Item] = set()
     for name, own in by_function(quick).items():
+        if on_ranks and strength(own, on_ranks=True) == 0:
+            continue
         file = name.split("::")[0]
         if (some := _of_some_methods(own, turns[file])) is not own:
             turns[file] += 1
-        chosen.update(_base_choices(some)[: None if each_value else 1])
+        chosen.update(_base_choices(some)[: 1 if on_ranks else None])
     return chosen
 
 

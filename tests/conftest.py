@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
     here = {item for item in items if belongs_here(item)}
     if config.getoption("--brief"):
-        here = brief((item for item in items if item in here), each_value=not LAUNCHED)
+        here = brief((item for item in items if item in here), on_ranks=LAUNCHED)
     else:
         for item in repeated((item for item in items if item in here), on_ranks=LAUNCHED):
             item.add_marker(pytest.mark.long)

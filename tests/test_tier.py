@@ -39,8 +39,8 @@ class Item:
         return True if name == self.mark else None
 
 
-def chosen(items: list[Item], each_value: bool = True) -> list[Item]:
-    of_a_brief_run: Any = brief(items, each_value=each_value)  # pyright: ignore[reportArgumentType]
+def chosen(items: list[Item], on_ranks: bool = False) -> list[Item]:
+    of_a_brief_run: Any = brief(items, on_ranks=on_ranks)  # pyright: ignore[reportArgumentType]
     return [item for item in items if item in of_a_brief_run]
 
 
@@ -59,7 +59,17 @@ def test_a_brief_run_has_every_method_once_on_an_awkward_shape():
 def test_a_brief_run_has_each_value_of_what_is_tested():
     items = [Item(f"t.py::f[{wire}-{part}]", {"wire": wire, "part": part}) for wire in "xyz" for part in "ab"]
     assert ["".join(item.params.values()) for item in chosen(items)] == ["xa", "yb", "za"]
-    assert ["".join(item.params.values()) for item in chosen(items, each_value=False)] == ["xa"]
+
+
+@pytest.mark.parametrize(
+    ("file", "mark", "kept"),
+    [("tests/comm/t.py", "", 1), ("t.py", "every_method", 1), ("t.py", "processes", 1), ("t.py", "", 0)],
+)
+def test_a_brief_run_on_ranks_has_one_item_of_what_depends_on_the_backend(
+    file: str, mark: str, kept: int
+) -> None:
+    items = [Item(f"{file}::f[{part}]", {"part": part}, mark) for part in "ab"]
+    assert chosen(items, on_ranks=True) == items[:kept]
 
 
 def test_the_long_run_has_what_repeats_pairs_of_values():
@@ -140,7 +150,7 @@ def test_a_brief_run_has_one_of_each_test_that_is_not_slow():
     assert [item.nodeid for item in chosen(items)] == ["t.py::f", "t.py::h[3]"]
 
 
-def test_a_brief_run_has_a_third_of_many_methods_in_each_test_and_another_third_in_the_next():
+def test_a_brief_run_has_a_quarter_of_many_methods_in_each_test_and_another_quarter_in_the_next():
     methods = [str(i) for i in range(12)]
     items = [
         Item(f"{test}[{method}]", {"method": method})
@@ -153,9 +163,9 @@ def test_a_brief_run_has_a_third_of_many_methods_in_each_test_and_another_third_
     for item in chosen(items):
         found[item.nodeid.split("[")[0]].append(int(item.params["method"]))
     assert found == {
-        "t::f": [0, 3, 6, 9],
-        "t::g": [1, 4, 7, 10],
-        "u::f": [0, 3, 6, 9],
+        "t::f": [0, 4, 8],
+        "t::g": [1, 5, 9],
+        "u::f": [0, 4, 8],
         "u::all": list(range(12)),
         "u::few": list(range(11)),
     }

@@ -138,6 +138,7 @@ def test_the_tables_of_a_module_are_its_own() -> None:
     assert not modules, "they show what the module has at any time"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_modules_are_known() -> None:
     module, inside = nn.Linear(1, 1), nn.Linear(1, 1)

@@ -63,8 +63,8 @@ TIERS: Mapping[str, Tier] = {
         told="""\
 Covered on threads: every method against plain torch on one difficult shape, every part, quantizer and
 backend, checkpoints resumed on other shapes, errors, and the examples of the documentation.
-Covered on four MPI ranks: one case of each test that needs several ranks, and a job that trains to its
-accuracy.
+Covered on four MPI ranks: one case of each test of the backend and of comparisons with plain torch, and a job
+that trains to its accuracy.
 More tests: `make test-all` (40 minutes: pairs of parameter values, 2 and 8 MPI ranks, killed and resumed
 jobs, Slurm), `make test-long` (two hours), `make soak` (an hour), `make test-openmpi` (the second MPI
 library).""",

@@ -57,6 +57,7 @@ def test_of_ddp_the_fastest_bucket_size_counts_and_only_of_the_same_setting():
     assert [points(panel, found) for panel in others] == [[], []]
 
 
+@pytest.mark.slow
 def test_lines_fall_with_the_rate_to_computing_and_late_averages_are_lowest():
     [panel, *_] = panels()
     rows = lines(panel)

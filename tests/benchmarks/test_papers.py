@@ -120,6 +120,7 @@ def test_what_was_measured_is_shown_and_drawn(
         assert picture.exists() == (each.small.panels is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", NUMBERED)
 def test_original_settings_are_job_files_and_scripts(
     paper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

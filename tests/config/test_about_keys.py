@@ -63,6 +63,7 @@ def _key(call: ast.Call) -> list[str | None]:
     return [part.value if isinstance(part, ast.Constant) else None for part in parts]  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_what_begins_with_a_key_carries_it() -> None:
     found = 0
     for where, call in _calls(*ERRORS):

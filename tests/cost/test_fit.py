@@ -128,6 +128,7 @@ def test_more_bytes_never_take_less() -> None:
     assert all(b >= 0.9 * a for a, b in itertools.pairwise(told))
 
 
+@pytest.mark.slow
 def test_noise_makes_no_knees() -> None:
     knees = [len(fit(measured(one_line, noise=0.1, seed=seed)).from_bytes) - 1 for seed in range(20)]
     assert sum(map(bool, knees)) <= 2
@@ -140,6 +141,7 @@ def test_disturbed_points_move_the_lines_little() -> None:
     assert link.beta_seconds_per_byte[-1] == pytest.approx(BETA, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("law", "most"), [(one_line, 0.99), (two_lines, 1.0)])
 def test_the_error_told_is_that_of_points_never_seen(law: Law, most: float) -> None:
     """The stated error covers about nine of ten new measurements at sizes in between.

@@ -131,6 +131,7 @@ def test_sharers_differ_by_seed_epoch_and_step_and_all_have_their_turn() -> None
     assert [injection.sharers(4, 3, 2, t) for t in range(5)] == [[1, 2], [0, 3], [0, 3], [2, 3], [0, 1]]
 
 
+@pytest.mark.slow
 @given(st.integers(2, 6), st.integers(1, 3), st.integers(2, 12), PARTS, PARTS, st.data())
 def test_all_groups_make_the_same_steps_and_load_what_they_own(
     P: int, K: int, b: int, alpha: float, beta: float, data: st.DataObject

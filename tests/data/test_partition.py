@@ -180,6 +180,7 @@ def test_the_numbers_never_change() -> None:
     assert counts.tolist() == [[72, 57, 0, 47], [27, 42, 36, 40], [1, 1, 64, 13]]
 
 
+@pytest.mark.slow
 @given(SHAPES, st.floats(0, 1), EPOCHS)
 def test_overlapping_groups(shape: Shape, more: float, epoch: int) -> None:
     share = 1 / shape.P + more * (1 - 1 / shape.P)

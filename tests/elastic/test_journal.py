@@ -151,6 +151,7 @@ def test_in_every_order_of_two_no_round_is_told_twice(tmp_path: Path) -> None:
         assert told == sorted(set(told)), order
 
 
+@pytest.mark.slow
 def test_in_many_orders_of_three_no_round_is_told_twice(tmp_path: Path) -> None:
     for seed in range(300):
         told = told_in(tmp_path / "terms", 3, random.Random(seed).randrange)

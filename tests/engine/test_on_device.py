@@ -40,6 +40,7 @@ def moved(state: Any) -> Any:
     return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["AdamW", "ASGD", "NAdam", "whole tensors"])
 def test_a_state_dict_goes_on_also_by_way_of_the_host(optimizer: str) -> None:
     def both(world: Communicator, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -140,6 +141,7 @@ def scaled(world: Communicator, device: torch.device = HOST) -> tuple[Tensor, fl
     return vector(net), scaler.get_scale(), optimizer.t
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["none", "default stream slow", "all others slow"])
 def test_all_skip_the_same_steps(pattern: str) -> None:
     here, there = threads.run(4, scaled), threads.run(4, explicitly(scaled, PATTERNS[pattern]))

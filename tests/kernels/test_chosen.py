@@ -71,6 +71,7 @@ def test_the_code(encode, decode, at: Segments, indices: list[int], code: list[i
     assert decode(made, at).tolist() == indices
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native")
 @hypothesis.given(
     sizes=st.lists(st.tuples(st.integers(0, 600), st.floats(0, 1), st.integers(0, 3)), max_size=6),

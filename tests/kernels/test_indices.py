@@ -76,6 +76,7 @@ def test_other_bytes_are_refused(decode, bytes_, count):
         decode(code(*bytes_), count)
 
 
+@pytest.mark.slow
 @hypothesis.given(
     gaps=st.lists(st.integers(0, 62).flatmap(lambda bits: st.integers(0, 2**bits)), max_size=60)
 )

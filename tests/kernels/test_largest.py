@@ -116,6 +116,7 @@ def test_several_segments(everywhere, maker):
         check(lambda call: everywhere(call, threads=(1,)), made(maker, rng, n), *cuts(rng, n, segments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "maker",
     [normal, few_values, constant, ascending, descending, at_the_end],

@@ -87,6 +87,7 @@ def test_float32_goes_to_the_library_and_float64_does_not(native, monkeypatch):
         kernels.largest(torch.ones(2, dtype=torch.float64), *segments)
 
 
+@pytest.mark.slow
 def test_a_wheel_is_for_any_python_and_needs_no_compiler(tmp_path):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, tmp_path)

@@ -422,6 +422,7 @@ def test_the_number_of_local_steps_goes_on(run, tmp_path: Path) -> None:
     assert slow in ([20, 24, 28, 32], [22, 26, 30])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_on_another_shape_a_buffer_of_another_size_starts_anew(
     run, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -119,6 +119,7 @@ def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
     assert [row["complete"] for row in told(tmp_path / "run")["variants"]] == [True] * 3
 
 
+@pytest.mark.slow
 def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path, tmp_path: Path) -> None:
     """At a rate that moves no weight the losses are equal in every step, at another rate in the first."""
     methods, labels = "bsp, ssp max_staleness=1, async_sgd", ("bsp", "ssp-max_staleness=1", "async_sgd")

@@ -241,6 +241,7 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
     assert sorted(first.seen[1] + second.seen[1]) == list(range(TRAIN))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["epoch", "step"])
 def test_all_stop_where_one_has_to_and_go_on_later(
     job_file: Path, tmp_path: Path, desk: Desk, per: str

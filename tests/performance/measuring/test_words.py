@@ -94,6 +94,7 @@ def test_a_pair_alone_counts_where_there_is_nothing_else() -> None:
     assert link.ranks == (2,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [[WAY], [WAY, LinkClass(2, 1, 2), LinkClass(8, 4, 2)]])
 def test_a_picture(tmp_path: Path, ways: list[LinkClass]) -> None:
     machine = machine_of([series(name, way) for way in ways for name in ("alltoall", "bcast")])

@@ -155,6 +155,7 @@ def compared(world: Communicator, folder: str, chance: str) -> list[list[float]]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"chance": "dropout"})
 @pytest.mark.ranks(8)
 @pytest.mark.parametrize(

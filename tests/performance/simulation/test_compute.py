@@ -42,6 +42,7 @@ def expected_max(mean: float, sigma: float, n: int) -> float:
     return float(x[0] + np.trapezoid(-np.expm1(n * np.log(np.maximum(F, 1e-300))), x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "P", "K"), [(0.1, 64, 1), (0.1, 8, 8), (0.5, 16, 1), (0.5, 4, 32)])
 def test_a_synchronous_step_is_the_expected_maximum(sigma: float, P: int, K: int) -> None:
     """The maximum is over all ranks for any grouping; if groups never synchronize, over those of a group."""
