@@ -49,6 +49,8 @@ class ReduceContext:
     """
 
     fixed: TrainingContext
+    t: int
+    """The number of this step, counted from 1."""
     rates: tuple[float, ...]
     """The learning rate of each parameter group, warm-up included."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn, optim
@@ -124,7 +125,7 @@ class AtWork:
                 for slot in (slot for bucket in self._buckets for slot in bucket.slots):
                     slot.come_home()
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """True if the optimizer updates the parameters themselves, not parts of them or master weights."""
         return all(held.tensor is held.param for held in self.held)

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.core.averager import Averager
-from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
@@ -105,16 +104,13 @@ def require_no_iterate_outside(optimizer: optim.Optimizer, known: bool) -> None:
         )
 
 
-def iterates(s: StepContext, updated: Iterable[Bucket]) -> tuple[dict[str, list[Tensor]], Iterable[Bucket]]:
-    """Return the raw iterates in the optimizer's state by name, and the `updated` buckets.
+def iterates(s: StepContext) -> dict[str, list[Tensor]]:
+    """Return the raw iterates in the optimizer's state by name, once all buckets are updated.
 
     A parameter that this group has never updated is its own raw iterate, which must be known before the
     parameters are averaged.
     """
-    if not with_modes(s.optimizer_state.optimizer):
-        return {}, updated
-    updated = list(updated)
-    return {name: zs for name, zs in s.optimizer_state.tensors().items() if is_iterate(name)}, updated
+    return {name: zs for name, zs in s.optimizer_state.tensors().items() if is_iterate(name)}
 
 
 def average_iterates(found: dict[str, list[Tensor]], s: StepContext, averager: Averager) -> None:

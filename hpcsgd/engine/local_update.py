@@ -34,7 +34,7 @@ class LocalUpdate:
     def __init__(self, local: ShardedOptimizer, reducer: GradientReducer | None, *, per_bucket: bool) -> None:
         """Prepare for updates of `local`; `per_bucket` is `StepPlan.update_per_bucket`."""
         self._local, self._reducer, self._allowed = local, reducer, per_bucket
-        self._running = False
+        self._running = self._per_bucket = False
         self._passing = ""
         """The name of the optimizer's method, other than `step()`, that is running; "" if none is."""
         self._used: Versions = []
@@ -52,8 +52,14 @@ class LocalUpdate:
         All gradients have been averaged then, unless the update runs bucket by bucket.
         """
         self._call = call
-        self._require_whole_for_hooks()
-        if self._reducer is not None and not self._in_parts():
+        hooks = self._hooks_inside()
+        if hooks and not self._local.whole:
+            raise UserError(
+                f"a hook around step() was registered inside {kind_of(self._local.optimizer)}, where it "
+                "would see only the parts that this rank updates: register it on the DistributedOptimizer"
+            )
+        self._per_bucket = self._allowed and not hooks
+        if self._reducer is not None and not self._per_bucket:
             self._reducer.finish(call)
 
     def finish(self, call: Call) -> None:
@@ -147,7 +153,7 @@ class LocalUpdate:
 
         The optimizer gets the `closure`, if any. Collective.
         """
-        if self._reducer is None or not self._in_parts():
+        if self._reducer is None or not self._per_bucket:
             for bucket in buckets:
                 bucket.show_found()
             self.norm.see(buckets)
@@ -203,19 +209,9 @@ class LocalUpdate:
         if self._reducer is not None:
             self._reducer.zeroed()
 
-    def _in_parts(self) -> bool:
-        return self._allowed and not self._hooks_inside()
-
     def _hooks_inside(self) -> bool:
         """Return whether there are hooks around `step()` of optimizers inside the wrapped one."""
         return any(hook != self._only_from_here for each in self._optimizers[1:] for hook in hooks_of(each))
-
-    def _require_whole_for_hooks(self) -> None:
-        if not self._local.whole and self._hooks_inside():
-            raise UserError(
-                f"a hook around step() was registered inside {kind_of(self._local.optimizer)}, where it "
-                "would see only the parts that this rank updates: register it on the DistributedOptimizer"
-            )
 
     def _update(self, step: Callable[[], None]) -> None:
         self._running = True

@@ -24,7 +24,7 @@ from hpcsgd.engine.averaged import Block, Buffers
 from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
-from hpcsgd.engine.iterates import require_averaged, require_no_iterate_outside
+from hpcsgd.engine.iterates import require_averaged, require_no_iterate_outside, with_modes
 from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.param_gather import ParamGather, gather_shards, quantized_gather, synchronize_models
@@ -136,13 +136,17 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         share_start(topology, buckets, model, self.trained)
         cut = shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
         require_averaged(topology, method, optimizer, cut=cut)
+        self._has_modes = bool(with_modes(optimizer))  # asking again takes as long as a short message
         self.local = ShardedOptimizer(optimizer, buckets, topology.intra_group, cut=cut, master=master_dtype)
+        self._everyone, self._shared = Agreement(topology.world), Agreement.of_group(topology)
+        Agreement.of_position(topology)  # makes its communicator now, which is collective
         self._reducer = None
         if not self._grad_reduce.idle(topology):
             self._reducer = GradientReducer(
                 self._grad_reduce, buckets,
-                lambda: ReduceContext(self._step.fixed, self.rates, self._step.metrics),
-                lambda: self._everyone if self._grad_reduce.traits.across else self._shared, self._call,
+                lambda: ReduceContext(self._step.fixed, self.t + 1, self.rates, self._step.metrics),
+                self._everyone if self._grad_reduce.traits.across else self._shared,
+                self._call, topology.intra_group,
                 passes=gradient_accumulation_steps, overlap=overlap_grad_reduce,
                 remembers=method.grad_reduce.traits.keeps_gradients,
             )  # fmt: skip
@@ -152,9 +156,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         fixed = TrainingContext(
             topology, buckets, self.local, Buffers(model), shards, self.reduces_grads, embeddings_of(model)
         )
-        self._step, self._everyone = StepContext(fixed), Agreement(topology.world)
-        self._shared = Agreement.of_group(topology)
-        Agreement.of_position(topology)  # makes its communicator now, which is collective
+        self._step = StepContext(fixed)
         self._notes: dict[str, float] = {}
         self._options = Options(optimizer.param_groups)
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -231,7 +233,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
             require_no_iterate_outside(self.local.optimizer, self.local.known)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
-        s.t, s.rates, s.left_out = s.t + 1, self.rates, ()
+        s.t, s.rates, s.left_out = s.t + 1, call.rates, ()
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         param_gather = ParamGather(s, traits.leaves_shards, self._quantized_gather, self._pending_params)
         prepare(averager := self.method.averager, self._vectors, s)
@@ -243,7 +245,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         if syncs_now and traits.across:
             updated = list(updated)
         if syncs_now:
-            synchronize_models(s, averager, param_gather, updated)
+            synchronize_models(s, averager, param_gather, updated, has_modes=self._has_modes)
         else:
             for bucket in updated:
                 param_gather.shards_are_final([bucket])

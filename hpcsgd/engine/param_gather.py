@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from torch import Tensor
+
 from hpcsgd.comm import Work, phase
 from hpcsgd.core.averager import Averager, vectors_of
 from hpcsgd.core.flat import Bucket
@@ -96,12 +98,18 @@ def quantized_gather(topology: Topology, method: Method, plan: StepPlan) -> Quan
 
 
 def synchronize_models(
-    s: StepContext, how: Averager, param_gather: ParamGather, updated: Iterable[Bucket]
+    s: StepContext,
+    how: Averager,
+    param_gather: ParamGather,
+    updated: Iterable[Bucket],
+    *,
+    has_modes: bool,
 ) -> None:
     """Let the averager `how` average all buckets, each once it is `updated`. Collective.
 
     For an averager of whole models, all shards are gathered before. For an averager of shards, `param_gather`
-    gathers each bucket while others are being averaged. Raw iterates of the optimizer are averaged, too.
+    gathers each bucket while others are being averaged. Raw iterates of an optimizer that `has_modes` are
+    averaged, too.
     """
     whole = how.traits.whole_model
     if param_gather.shards and whole:
@@ -109,7 +117,10 @@ def synchronize_models(
         with phase("param_gather"):
             gather_shards(s)
     param_gather.shards |= not whole
-    found, updated = iterates(s, updated)
+    found: dict[str, list[Tensor]] = {}
+    if has_modes:
+        updated = list(updated)
+        found = iterates(s)
     with phase("model_average"):
         for b, _ in zip(s.buckets, how.average(vectors_of(how, updated), s), strict=True):
             if not whole:

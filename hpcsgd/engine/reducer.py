@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from weakref import WeakMethod
 
 from hpcsgd import torch_private
-from hpcsgd.comm import phase
+from hpcsgd.comm import Communicator, phase
 from hpcsgd.comm.streams import captured
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
@@ -27,8 +27,9 @@ class GradientReducer:
     Gradients become ready in a different order on each rank, so a bucket waits for those before it. Buckets
     that did not become ready are sent by `finish`, with zeros for missing gradients. `departing` is called
     when the first bucket of a step is sent. Before every use of the averaged gradients, the ranks that share
-    them compare their calls by `agreement`; `calling` makes a `Call` of a name. `remembers`: the reduction
-    keeps gradients for later steps. A missing gradient then counts as zero, as the kept ones are still added.
+    them compare their calls by `agreement`; `calling` makes a `Call` of a name. `group` has the ranks that
+    share a model. `remembers`: the reduction keeps gradients for later steps. A missing gradient then counts
+    as zero, as the kept ones are still added.
     """
 
     def __init__(
@@ -36,22 +37,22 @@ class GradientReducer:
         grad_reduce: GradReduce,
         buckets: Sequence[Bucket],
         departing: Callable[[], ReduceContext],
-        agreement: Callable[[], Agreement],
+        agreement: Agreement,
         calling: Callable[[str], Call],
+        group: Communicator,
         *,
         passes: int,
         overlap: bool,
         remembers: bool,
     ) -> None:
-        self._make_context = departing
-        self._agreement, self._calling, self.remembers = agreement, calling, remembers
+        self._agreement, self._calling, self._group = agreement, calling, group
+        self.remembers = remembers
         self.passes = PassCounts[Slot](passes, lambda slot: slot.gradient is not None)
         """The backward passes since the last `finish`."""
         self._overlap, self._buckets = overlap, buckets
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
         self._divided = grad_reduce.traits.leaves_shards and any(bucket.cut_by_elements for bucket in buckets)
-        activity = lambda: f"backward() of step {calling('backward()').t + 1}"  # noqa: E731
-        self._sending = SendsGradients(grad_reduce, buckets, departing, activity)
+        self._sending = SendsGradients(grad_reduce, buckets, departing)
         self._had_graph = False  # True if a gradient of this step had a graph, which averaging would lose
         self._averaged = False
         """True if this step's gradients are averaged, and none was computed since."""
@@ -141,9 +142,8 @@ class GradientReducer:
             presence.refuse_graph()
         self.finish(call)
         if not self._whole:
-            group = self._make_context().topology.intra_group
             with phase("grad_reduce"):
-                works = [group.allgather(b.g, b.grad_shard) for b in self._buckets if b.cut_by_elements]
+                works = [self._group.allgather(b.g, b.grad_shard) for b in self._buckets if b.cut_by_elements]
                 for work in works:
                     work.wait()
             self._whole = True
@@ -262,7 +262,7 @@ class GradientReducer:
         self._sending.send_until(len(self._buckets))
 
     def _begin_agreement(self, call: Call, gradients: Gradients) -> PresenceAgreement:
-        return PresenceAgreement(self._agreement(), call, gradients, self._slots)
+        return PresenceAgreement(self._agreement, call, gradients, self._slots)
 
     def _conclude(self, mine: Gradients, agreement: PresenceAgreement) -> None:
         """Wait for the ranks' agreement, and set `param.grad` to None if no rank has a gradient."""

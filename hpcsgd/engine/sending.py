@@ -19,7 +19,7 @@ class SendsGradients:
     """The sender of `buckets`: it runs the gradient reduction `grad_reduce` on each of them.
 
     When it sends the first bucket of a step, it calls `departing`, which returns the context of the step's
-    reductions, and `activity`, which returns the name for errors, such as "backward() of step 3".
+    reductions.
     """
 
     def __init__(
@@ -27,10 +27,8 @@ class SendsGradients:
         grad_reduce: GradReduce,
         buckets: Sequence[Bucket],
         departing: Callable[[], ReduceContext],
-        activity: Callable[[], str],
     ) -> None:
-        self._grad_reduce, self._buckets = grad_reduce, buckets
-        self._departing, self._activity = departing, activity
+        self._grad_reduce, self._buckets, self._departing = grad_reduce, buckets, departing
         self._arrived_on = [Confluence(bucket.w.device) for bucket in buckets]
         self.start_over()
 
@@ -40,7 +38,6 @@ class SendsGradients:
         self.sent: list[Work] = []
         """The reductions of the buckets that have been sent."""
         self._versions: list[int] = []
-        self._doing = ""
 
     def gradient_ready(self, index: int) -> None:
         """Remember the current stream, on which a gradient of bucket `index` was computed."""
@@ -49,13 +46,14 @@ class SendsGradients:
     def send_until(self, stop: int) -> None:
         """Send all buckets before number `stop` that have not been sent."""
         if self._context is None:
-            self._context, self._doing = self._departing(), self._activity()
-        with phase("grad_reduce"), doing(self._doing):
+            self._context = self._departing()
+        context = self._context
+        with phase("grad_reduce"), doing(f"backward() of step {context.t}"):
             for index in range(len(self.sent), stop):
                 bucket = self._buckets[index]
                 self._arrived_on[index].precede()
-                call = functools.partial(self._grad_reduce, self._context, bucket)
-                work = self._context.topology.world.run(call, "gradient reduction", bucket.gradients)
+                call = functools.partial(self._grad_reduce, context, bucket)
+                work = context.topology.world.run(call, "gradient reduction", bucket.gradients)
                 self.sent.append(work)
                 self._versions.append(bucket.version())
 

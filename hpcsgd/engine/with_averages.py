@@ -32,6 +32,7 @@ class WithAverages:
     _as_wrapped: AsWrapped
     _block: Block
     _everyone: Agreement
+    _has_modes: bool
     _call: Callable[[str], Call]
     _during: Callable[[str], contextlib.AbstractContextManager[Call]]
     _take_metrics: Callable[[], None]
@@ -52,7 +53,7 @@ class WithAverages:
             if s.t == 0:
                 prepare(self.method.averager, self._vectors, s)  # its state begins before the first averaging
             param_gather = ParamGather(s, shards=False)  # models are whole
-            synchronize_models(s, self.method.averager, param_gather, s.buckets)
+            synchronize_models(s, self.method.averager, param_gather, s.buckets, has_modes=self._has_modes)
             param_gather.finish()
         self._take_metrics()
 

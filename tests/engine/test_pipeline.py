@@ -125,11 +125,11 @@ late = functools.partial(trained, prefetch=True)
 def in_the_plain_order() -> Iterator[None]:
     """Run all gradients, the whole update, the synchronization and all gathers in sequence, on one thread."""
 
-    def met(s: Any, how: Any, param_gather: ParamGather, updated: Any) -> None:
+    def met(s: Any, how: Any, param_gather: ParamGather, updated: Any, **given: Any) -> None:
         updated = list(updated)
         nothing_early = mock.patch.object(param_gather, "shards_are_final", return_value=None)
         with nothing_early:
-            gather_module.synchronize_models(s, how, param_gather, updated)
+            gather_module.synchronize_models(s, how, param_gather, updated, **given)
 
     made = StepPlan.of
 

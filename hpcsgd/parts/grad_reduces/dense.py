@@ -128,6 +128,10 @@ class ReduceScatter(InGroup):
         return _of_buckets("reduce_scatter", m)
 
 
+_TO_ALL, _BY_NODE = AllToAll(), ReduceScatter()
+"""What `Dense` chooses from in every bucket of every step."""
+
+
 @checked
 @dataclass(frozen=True)
 class Dense(InGroup):
@@ -157,7 +161,7 @@ class Dense(InGroup):
 
     def __call__(self, d: ReduceContext, b: Bucket) -> None:
         by_node = d.topology.shares_nodes and accumulation_dtype(b.g.dtype) == b.g.dtype
-        (ReduceScatter if by_node else AllToAll)()(d, b)
+        (_BY_NODE if by_node else _TO_ALL)(d, b)
 
     def memory_bytes(self, m: ModelLayout) -> float:
         room = (m.shard(b) * b.width * (1 if _goes_by_node(b, m) else m.K) for b in m.buckets)
@@ -165,9 +169,7 @@ class Dense(InGroup):
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations of a step: for each bucket that of `AllToAll` or of `ReduceScatter`."""
-        for to_all, scattered, b in zip(
-            AllToAll().comm_ops(m), ReduceScatter().comm_ops(m), m.buckets, strict=True
-        ):
+        for to_all, scattered, b in zip(_TO_ALL.comm_ops(m), _BY_NODE.comm_ops(m), m.buckets, strict=True):
             yield scattered if _goes_by_node(b, m) else to_all
 
 

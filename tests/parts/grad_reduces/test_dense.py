@@ -32,7 +32,7 @@ SIZE = 7  # elements; no K divides it
 
 def context(topology: Topology, bucket: Bucket) -> ReduceContext:
     fixed: Any = {"topology": topology, "buckets": [bucket], "optimizer_state": None}
-    return ReduceContext(TrainingContext(**fixed), rates=(0.0,))
+    return ReduceContext(TrainingContext(**fixed), t=1, rates=(0.0,))
 
 
 def gradient(rank: int, round_: int, dtype: torch.dtype) -> Tensor:
