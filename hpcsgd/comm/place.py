@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcsgd.errors import JobError
-from hpcsgd.launcher import ADDRESS, PORT, TORCH_RANK, TORCH_SIZE, Launched, launched
+from hpcsgd.launcher import ADDRESS, PORT, TORCH_RANK, TORCH_SIZE, Launched, all_reported, launched
 
 _PORTS = range(10000, 30000)
 """The ports from which a Slurm step takes one; they lie below those that Linux assigns."""
@@ -38,9 +38,10 @@ def default_group() -> Place | None:
 
 def in_environment(environ: Mapping[str, str]) -> Place | str:
     """Return the place given by variables of torch.distributed and launchers, or what is wrong with them."""
-    reported = launched(environ)
-    rank, size = _numbers(environ, reported)
-    if reported is not None and reported.launcher.name == "srun" and size is not None:
+    rank, size = _numbers(environ, launched(environ))
+    # `srun --mpi=pmi2` reports the same numbers as a launcher with PMI, and in Slurm's variables
+    same = (each for each in all_reported(environ) if (each.rank, each.size) == (rank, size))
+    if any(each.launcher.name == "srun" for each in same):
         environ = {**_by_slurm(environ), **environ}
     given = {ADDRESS: environ.get(ADDRESS), PORT: environ.get(PORT), TORCH_RANK: rank, TORCH_SIZE: size}
     if missing := [name for name, value in given.items() if value in ("", None)]:

@@ -19,6 +19,10 @@ SRUN = {
     "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "node[03-05,7],login",
 }  # fmt: skip
+PMI = {"PMI_SIZE": "4", "PMI_RANK": "3"}
+PALS = {"PMI_SIZE": "4", "PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1"}
+BY_PMI = "mpiexec or srun with PMI"
+BY_PALS = "PALS, a Cray's mpiexec or srun --mpi=cray_shasta"
 HERE = Place(3, 4, "tcp://node1:29500")
 BY_SLURM = Place(3, 4, "tcp://node03:10924")
 NONE = "cannot load MPI library"
@@ -48,6 +52,14 @@ AUTO = {
         {**SRUN, **MEETING}, NONE,
         Choice("gloo", f"srun started them, and there is no MPI ({NONE})", HERE),
     ),
+    "srun with PMI, without an MPI": (
+        {**SRUN, **PMI}, NONE,
+        Choice("gloo", f"{BY_PMI} started them, and there is no MPI ({NONE})", BY_SLURM),
+    ),
+    "srun with PALS, without an MPI": (
+        {**SRUN, **PALS}, NONE,
+        Choice("gloo", f"{BY_PALS} started them, and there is no MPI ({NONE})", BY_SLURM),
+    ),
     "torch's variables": (OWN, "", Choice("gloo", "RANK and WORLD_SIZE say so", HERE)),
     "nobody": ({}, "", Choice("mpi", "alone")),
     "nobody, and no MPI": ({}, NONE, Choice("gloo", "alone", Place())),
@@ -74,6 +86,10 @@ REFUSED = {
         'backend = "gloo": ranks cannot connect (MASTER_ADDR = node1, MASTER_PORT = x, RANK = 3, ',
     ),
     "a rank too many": ("gloo", {**OWN, "RANK": "4"}, 'backend = "gloo": ranks cannot connect (M'),
+    "ranks with PMI, which a rank of srun has started": (
+        "auto", {**SRUN, **PMI, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        f"{BY_PMI} (PMI_SIZE) started ranks, but there is no MPI for them ({NONE}): ",
+    ),
     "mpiexec, and no MPI": (
         "auto", MPIEXEC,
         f"mpiexec of MPICH or Intel MPI (PMI_SIZE) started ranks, but there is no MPI for them ({NONE}): "
@@ -95,6 +111,11 @@ def test_what_cannot_be_is_refused(case: str) -> None:
         joining.chosen(backend, environ, lambda: NONE)
     assert str(raised.value).startswith(message)
     assert isinstance(raised.value, UserError)
+
+
+@pytest.mark.parametrize("by", [{}, PMI, PALS], ids=["none", "pmi", "pals"])
+def test_gloo_takes_the_address_from_slurm_whatever_else_srun_reports(by: Mapping[str, str]) -> None:
+    assert joining.chosen("gloo", {**SRUN, **by}, never) == Choice("gloo", "asked for", BY_SLURM)
 
 
 def never() -> str:
