@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,15 @@ def by_torchrun(
     words = ["--standalone", "--nproc-per-node", str(n), *options, "--no-python", *start]
     agent = python("-m", "torch.distributed.run", *words)
     done = programs.finish(programs.start(agent, env=unlaunched(), start_new_session=True), 90)
+    return _ended(folder, done.returncode, done.stdout, done.stderr)
+
+
+def by_srun(folder: Path, body: str, srun: Sequence[str], *, timeout: float = 60, **environ: str) -> Job:
+    """Run such a job with a command, srun and its options, that starts Python programs on nodes."""
+    _written(folder, "", timeout, body)
+    command = [*srun, sys.executable, str(folder / "job.py")]
+    process = programs.start(command, env=unlaunched(**environ), start_new_session=True)
+    done = programs.finish(process, 90)
     return _ended(folder, done.returncode, done.stdout, done.stderr)
 
 

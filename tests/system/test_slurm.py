@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import programs
+from comm.jobs import LIMIT, Job, by_srun
+from comm.test_torchrun import CASES
+from hpcsgd.errors import PEER_LOST, STOPPED
 from lightning_runs import PROGRAM, lightning_python
 from system.machines import launch, skip_unless_mpich
 
@@ -100,3 +106,79 @@ def test_lightning_trains_as_a_plain_loop(slurm, tmp_path):
     assert len(of_ranks) == 4
     for found in of_ranks:
         assert found["lightning"] == found["plain"] == of_ranks[0]["plain"]
+
+
+NODES = "\n".join(f"127.0.0.1 node{i + 1}" for i in range(4))
+"""The addresses of the virtual nodes, as a cluster's name service has them."""
+NO_MPI = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+FIRST_LINE = "logging.basicConfig(format='%(name)s: %(message)s', level=logging.INFO)"
+JOINED = f"""
+import logging, torch, hpcsgd
+{FIRST_LINE}
+topology, x = hpcsgd.init(groups=2), torch.ones(1)
+topology.world.allreduce(x).wait()
+print(topology.rank, topology.world_size, topology.num_groups, int(x), flush=True)
+"""
+BY = {"--mpi=none": "srun", "--mpi=pmi2": "mpiexec or srun with PMI"}
+"""What the first line of the log names, for an option of srun."""
+
+
+@pytest.fixture
+def on_nodes(tmp_path: Path) -> list[str]:
+    """Return a command that starts a rank on each of four nodes. The ranks find each other by name."""
+    names = tmp_path / "hosts"
+    names.write_text(f"{Path('/etc/hosts').read_text()}\n{NODES}\n")
+    named = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(names)]
+    if programs.run([*named, "true"], check=False).returncode != 0:
+        pytest.skip("this root may not make mount namespaces")
+    return ["srun", "-n", "4", "-N", "4", *named]
+
+
+def with_option(command: list[str], option: str) -> list[str]:
+    return [command[0], option, *command[1:]]
+
+
+@pytest.mark.parametrize("option", BY)
+def test_ranks_without_mpi_are_one_world_by_gloo(
+    slurm: dict[str, str], on_nodes: list[str], option: str
+) -> None:
+    command = [*with_option(on_nodes, option), sys.executable, "-c", JOINED]
+    done = launch(command, {**slurm, **NO_MPI}, programs.TIMEOUT)
+    assert done.returncode == 0, done
+    assert sorted(done.stdout.splitlines()) == [f"{rank} 4 2 4" for rank in range(4)]
+    expected = f"hpcsgd.start: 4 ranks by gloo: {BY[option]} started them, and there is no MPI ("
+    assert done.stderr.splitlines()[0].startswith(expected), done
+
+
+@pytest.fixture
+def ended(slurm: dict[str, str], on_nodes: list[str], tmp_path: Path) -> Callable[[str, str], Job]:
+    """Return a function that runs the script of a case with an option of srun, and returns its end."""
+
+    def end(name: str, option: str) -> Job:
+        case = CASES[name]
+        start = with_option(on_nodes, option)
+        return by_srun(tmp_path, case.body, start, timeout=case.timeout, **slurm, **NO_MPI)
+
+    return end
+
+
+ENDS = {
+    "an exception": 1,
+    "a rank killed": 137,
+    "a rank that hangs": PEER_LOST,
+    "all leave with an exit code": STOPPED,
+}
+"""The exit code of srun for cases of `CASES`. srun returns the highest code: of a killed rank 128 + 9."""
+
+
+@pytest.mark.parametrize("option", BY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if "hangs" in name else []) for name in ENDS]
+)
+def test_ranks_without_mpi_end_together(ended: Callable[[str, str], Job], name: str, option: str) -> None:
+    job, case = ended(name, option), CASES[name]
+    assert job.code == ENDS[name], job
+    assert job.seconds < LIMIT + (case.timeout if case.timeout < LIMIT else 0), job
+    ours = [line for line in job.stderr.splitlines() if line.startswith("hpcsgd: ")]
+    assert len(ours) == bool(case.message), job
+    assert re.search(case.message, "".join(ours)), job
