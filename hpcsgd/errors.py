@@ -23,6 +23,8 @@ STOPPED = 75
 """Exit code of a run that saved a checkpoint and can continue with --resume (EX_TEMPFAIL)."""
 MOVED = 76
 """Exit code of a replica group that is to be restarted with the ranks that it has been assigned."""
+EXIT_CODE_FILE = "HPCSGD_EXIT_CODE"
+"""The environment variable with the name of the file to which a job that fails or stops writes its code."""
 LONG_VALUE = 200
 """Longest value or word, in characters, that an error line quotes whole."""
 LONG_LINE = 2000
@@ -199,6 +201,30 @@ def tell(text: str) -> None:
             print_at_once(f"hpcsgd: {name}: cannot be written: {error.strerror}")
     _note_for_agent(text)
     print_at_once(text)
+
+
+def note_exit_code(code: int) -> None:
+    """Write the exit code of a failed job to the file that a batch script has named, if no rank has done so.
+
+    torchrun ends with 1, whatever codes its ranks end with. A replica group that moves has not failed.
+    """
+    name = os.environ.get(EXIT_CODE_FILE)
+    if not name or code in (0, MOVED):
+        return
+    try:
+        with open(name, "x", encoding="utf-8") as file:
+            print(code, file=file)
+    except FileExistsError:
+        return
+    except OSError as error:
+        print_at_once(f"hpcsgd: {name}: cannot be written: {error.strerror}")
+
+
+def forget_exit_code() -> None:
+    """Remove the file with the exit code. Rank 0 does so before the ranks of a new attempt are connected."""
+    if name := os.environ.get(EXIT_CODE_FILE):
+        with suppress(OSError):
+            os.unlink(name)
 
 
 def _note_for_agent(text: str) -> None:

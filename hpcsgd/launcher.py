@@ -38,6 +38,8 @@ class Launcher:
 
 AGENT = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun's agents set. They supervise the ranks that they have started."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""torchrun's variable for how many times its agents have started all ranks again."""
 TORCH_RANK, TORCH_SIZE, ADDRESS, PORT = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 """torch.distributed's own variables, whatever sets them: rank, world size, and the address to connect to."""
 LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"

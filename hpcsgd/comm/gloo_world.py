@@ -17,6 +17,8 @@ from hpcsgd.comm.place import Place
 from hpcsgd.comm.rank_watch import WORLD, Member
 from hpcsgd.comm.rendezvous import connect
 from hpcsgd.comm.shutdown import GRACE, close_at_the_end, guard
+from hpcsgd.errors import forget_exit_code
+from hpcsgd.launcher import RESTARTS
 
 
 def world(place: Place, timeout: float) -> Communicator:
@@ -63,5 +65,7 @@ _all_connections: list[Connections] = []
 def _connected(place: Place, timeout: float) -> Connections:
     """Return this rank's connections; ranks connect only once, however many worlds they make."""
     if not _all_connections:
+        if place.rank == 0 and os.environ.get(RESTARTS, "0") != "0":
+            forget_exit_code()
         _all_connections.append(connect(place, timeout, os.environ))
     return _all_connections[0]

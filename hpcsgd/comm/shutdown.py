@@ -29,7 +29,7 @@ from hpcsgd.comm.last_words import exit_code, is_loss, last_line, under_way, wit
 from hpcsgd.comm.rank_watch import RankWatch
 from hpcsgd.comm.readers import wait_for_readers
 from hpcsgd.comm.script import MainModule
-from hpcsgd.errors import JobError, UserError, in_one_line, print_at_once, tell
+from hpcsgd.errors import JobError, UserError, in_one_line, note_exit_code, print_at_once, tell
 
 GRACE = 5.0
 """Seconds that ranks which leave together wait for each other before the job is aborted."""
@@ -120,7 +120,7 @@ class Shutdown:
         reports before one whose error only says that they do.
         """
         if threading.current_thread() is threading.main_thread():  # only the main thread may set a handler
-            signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(code))
+            signal.signal(signal.SIGTERM, lambda signum, frame: _end_at_once(code))
         if self._world.size > 1:
             time.sleep(min(1.2 * turn, 4.8))
 
@@ -132,6 +132,7 @@ class Shutdown:
         # `srun -K` sends this signal to ranks that leave after the first
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._exit_code = None
+        note_exit_code(code)
         _flush()
         if self._world.size > 1:
             self._parted = _Parting(self._parting, code)
@@ -202,8 +203,9 @@ class Shutdown:
 
     def _abort(self, code: int) -> None:
         """End all ranks with `code`, or with 1 if the lowest byte of `code`, which the system keeps, is 0."""
+        code = code % 256 or 1
+        note_exit_code(code)
         if self._world.size > 1:
-            code = code % 256 or 1
             _flush()
             wait_for_readers(1, 2)
             self._world.backend.abort(code)
@@ -284,6 +286,12 @@ def end_by(error: BaseException) -> None:
         ending.uncaught(error)
     if not _guarded:
         sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """End this process with `code`, as a launcher demands before this rank has reported its error."""
+    note_exit_code(code)
+    os._exit(code)
 
 
 def _flush() -> None:

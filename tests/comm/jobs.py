@@ -6,8 +6,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import programs
@@ -37,6 +38,7 @@ def work_until_lost():
 """
 LIMIT = 10.0  # seconds from the fault to the end of the launcher
 KILLED = {9, 137}
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Job(NamedTuple):
@@ -69,17 +71,25 @@ def launch(
 
 
 def by_torchrun(
-    folder: Path, body: str, *, timeout: float = 60, n: int = 4, options: Sequence[str] = ()
+    folder: Path,
+    body: str,
+    *,
+    timeout: float = 60,
+    n: int = 4,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] = NOTHING,
 ) -> Job:
-    """Run such a job with torchrun on this host."""
+    """Run such a job with torchrun on this host, with `environ` in its environment."""
     start = _written(folder, "", timeout, body)
     words = ["--standalone", "--nproc-per-node", str(n), *options, "--no-python", *start]
     agent = python("-m", "torch.distributed.run", *words)
-    done = programs.finish(programs.start(agent, env=unlaunched(), start_new_session=True), 90)
+    done = programs.finish(programs.start(agent, env=unlaunched(**environ), start_new_session=True), 90)
     return _ended(folder, done.returncode, done.stdout, done.stderr)
 
 
-def by_srun(folder: Path, body: str, srun: Sequence[str], *, timeout: float = 60, **environ: str) -> Job:
+def by_srun(
+    folder: Path, body: str, srun: Sequence[str], environ: Mapping[str, str], *, timeout: float = 60
+) -> Job:
     """Run such a job with a command, srun and its options, that starts Python programs on nodes."""
     _written(folder, "", timeout, body)
     command = [*srun, sys.executable, str(folder / "job.py")]
@@ -88,12 +98,14 @@ def by_srun(folder: Path, body: str, srun: Sequence[str], *, timeout: float = 60
     return _ended(folder, done.returncode, done.stdout, done.stderr)
 
 
-def by_variables(folder: Path, body: str, *, timeout: float = 60, n: int = 4) -> Job:
+def by_variables(
+    folder: Path, body: str, *, timeout: float = 60, n: int = 4, environ: Mapping[str, str] = NOTHING
+) -> Job:
     """Run such a job as separate processes that no launcher supervises."""
     start = _written(folder, "", timeout, body)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n)}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n)}
     ranks = [
-        programs.start(start, env={**unlaunched(), **meeting, "RANK": str(rank)}, start_new_session=True)
+        programs.start(start, env=unlaunched(**environ, **world, RANK=str(rank)), start_new_session=True)
         for rank in range(n)
     ]
     done = [programs.finish(rank, 90) for rank in ranks]

@@ -12,7 +12,7 @@ import pytest
 
 import programs
 from comm.jobs import LIMIT, Job, by_torchrun, by_variables
-from hpcsgd.errors import PEER_LOST, STOPPED
+from hpcsgd.errors import EXIT_CODE_FILE, PEER_LOST, STOPPED
 from pythons import python
 from train.launches import unlaunched
 
@@ -93,7 +93,7 @@ def test_all_ranks_end_where_nobody_looks_after_them(name: str, tmp_path: Path) 
 )
 def test_torchrun_ends_all_ranks_and_names_the_one_that_failed(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    job = by_torchrun(tmp_path, case.body, timeout=case.timeout)
+    job = by_torchrun(tmp_path, case.body, timeout=case.timeout, environ=exit_code_file(tmp_path))
     assert job.code == 1, job
     table = TABLE.search(job.stderr)
     assert table is not None, job
@@ -103,9 +103,48 @@ def test_torchrun_ends_all_ranks_and_names_the_one_that_failed(name: str, tmp_pa
     assert int(code) == case.cause[1], job
     if code == "-9":  # the agent noticed this before the ranks could report it
         case = case._replace(message="")
+    else:
+        assert exit_code_in(tmp_path) == int(code), job
     check_print(job, case)
     if case.message and int(code) != PEER_LOST:
         assert re.search(case.message, said), job
+
+
+@LONG
+def test_a_killed_rank_is_a_loss_for_the_batch_script(tmp_path: Path) -> None:
+    """The agent looks at its ranks only after the others have ended."""
+    patient = ["--monitor-interval", "15"]
+    job = by_torchrun(
+        tmp_path, CASES["a rank killed"].body, options=patient, environ=exit_code_file(tmp_path)
+    )
+    assert job.code == 1, job
+    assert exit_code_in(tmp_path) == PEER_LOST, job
+
+
+def test_a_rank_that_is_ended_before_it_reports_has_written_its_exit_code(tmp_path: Path) -> None:
+    body = (
+        "import threading\n"
+        "def end_when_it_waits():\n"
+        "    while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:\n        time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "if rank == 1:\n    fault()\n    threading.Thread(target=end_when_it_waits).start()\n"
+        "    raise KeyError('not reported')\nwork_until_lost()"
+    )
+    job = by_variables(tmp_path, body, n=2, environ=exit_code_file(tmp_path))
+    assert job.codes == (PEER_LOST, 1), job
+    assert "not reported" not in job.stderr
+    assert exit_code_in(tmp_path) == 1
+
+
+def exit_code_file(folder: Path) -> dict[str, str]:
+    """Return the environment that names the file for the exit code of a job in `folder`."""
+    return {EXIT_CODE_FILE: str(folder / "exit-code")}
+
+
+def exit_code_in(folder: Path) -> int | None:
+    """Return the exit code that a job has written, or None if there is no file."""
+    path = folder / "exit-code"
+    return int(path.read_text()) if path.exists() else None
 
 
 def torchrun(n: int, *words: str | Path, options: Sequence[str] = (), **environ: str) -> programs.Done:
@@ -153,8 +192,9 @@ def test_a_mistake_is_one_line_and_ends_all_ranks(name: str, tmp_path: Path) -> 
 
 
 def test_how_ranks_were_joined_is_the_first_line(tmp_path: Path) -> None:
-    done = torchrun(2, script(tmp_path, "hpcsgd.init(groups=2)"))
+    done = torchrun(2, script(tmp_path, "hpcsgd.init(groups=2)"), **exit_code_file(tmp_path))
     assert done.returncode == 0, done
+    assert exit_code_in(tmp_path) is None
     told = [line for line in done.stderr.splitlines() if line.startswith("INFO:hpcsgd")]
     assert told == ["INFO:hpcsgd.start:2 ranks by gloo: torchrun started them"]
 
@@ -179,9 +219,11 @@ def test_restarted_ranks_find_their_own_world(tmp_path: Path) -> None:
         "topology.world.barrier()\n"
         "if topology.rank == 0:\n    print('attempt', attempt, 'of', int(x))"
     )
-    done = torchrun(3, script(tmp_path, body), options=["--max-restarts", "1"])
+    again = ["--max-restarts", "1"]
+    done = torchrun(3, script(tmp_path, body), options=again, **exit_code_file(tmp_path))
     assert done.returncode == 0, done
     assert done.stdout.splitlines() == ["attempt 1 of 3"]
+    assert exit_code_in(tmp_path) is None
 
 
 def test_a_step_of_slurm_without_mpi(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def ended(slurm: dict[str, str], on_nodes: list[str], tmp_path: Path) -> Callabl
     def end(name: str, option: str) -> Job:
         case = CASES[name]
         start = with_option(on_nodes, option)
-        return by_srun(tmp_path, case.body, start, timeout=case.timeout, **slurm, **NO_MPI)
+        return by_srun(tmp_path, case.body, start, {**slurm, **NO_MPI}, timeout=case.timeout)
 
     return end
 
