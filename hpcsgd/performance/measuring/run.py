@@ -22,7 +22,7 @@ from hpcsgd.performance.measuring.messages import Series
 from hpcsgd.performance.measuring.picture import draw
 from hpcsgd.performance.measuring.summary_text import answers, table
 from hpcsgd.performance.measuring.workload import Workload
-from hpcsgd.train.process import keep_freed_memory, use_threads
+from hpcsgd.train.process import keep_freed_memory, use_threads, world_for
 
 LEAST_BYTES = 4096
 """The least allowed `max_bytes`, because smaller messages do not show the bandwidth."""
@@ -56,7 +56,7 @@ def run(
     Every rank calls this.
     """
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # no warnings: all group sizes are tried, good or bad
-    world = joining.world()
+    world = joining.world() if path is None else world_for(path, overrides)
     with raise_on_all_ranks(world, "reading what to measure"):
         config = load(path, overrides) if path is not None else None
         extent = _extent(quick, max_bytes, seconds)

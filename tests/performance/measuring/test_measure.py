@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from comm.jobs import free_port
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.link_classes import LinkClass
@@ -98,6 +99,17 @@ def test_the_command_on_two_ranks(tmp_path: Path) -> None:
     assert alone.messages[0].startswith("hpcsgd: one rank has nobody to talk to: mpiexec -n 4 hpcsgd measure")
     refused = launch(tmp_path, "measure", "--out", "gone/here.toml", n=2)
     assert (refused.code, refused.messages) == (1, ["hpcsgd: --out gone/here.toml: there is no folder gone"])
+
+
+@pytest.mark.slow
+def test_the_command_connects_ranks_by_the_backend_of_the_job_file(tmp_path: Path) -> None:
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(f'{JOB}\n[parallel]\nbackend = "gloo"\n')
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = ["job.toml", "--seconds", "1", "--max-bytes", "4096"]
+    ended = launch(tmp_path, "measure", *words, "--out", "here.toml", n=2, **where)
+    assert ended.code == 0, ended.err
+    assert load(tmp_path / "here.toml").machine.backend.startswith("gloo")
 
 
 def test_bad_numbers_and_names_are_told_before_anything_is_measured(tmp_path: Path) -> None:
