@@ -201,6 +201,17 @@ def test_a_file_that_is_left_is_found(tmp_path):
     assert tier.owned(tmp_path) == {tmp_path / "left", tmp_path / "pytest-of-somebody"}
 
 
+@pytest.mark.parametrize(("name", "numbers"), [("test-all", [2, 4, 8]), ("test-long", [4])])
+def test_tests_of_communicators_run_by_torchrun_as_well(name: str, numbers: list[int]) -> None:
+    commands = dict(tier.parts(tier.TIERS[name], "mpiexec"))
+    by_torchrun = {title: command for title, command in commands.items() if "torchrun" in title}
+    assert list(by_torchrun) == [f"{n} ranks of torchrun" for n in numbers]
+    for command in by_torchrun.values():
+        files = [word for word in command if word.startswith("tests/")]
+        assert "tests/comm" in files or {"tests/comm/test_by_node.py", "tests/comm/test_stats.py"} <= {*files}
+        assert all((tier.ROOT / file).exists() for file in files)
+
+
 PARTS = {
     "passes": ("true", 0),
     "fails": ("exit 3", 3),

@@ -51,7 +51,8 @@ class Tier:
 
 
 BY_TORCHRUN = ("tests/comm", "tests/methods/test_same_bits.py")
-FEW = tuple(f"tests/comm/test_{name}.py" for name in ("operations", "messages", "service", "posted"))
+OF_FEW = ("operations", "messages", "service", "posted", "by_node", "stats")
+FEW = tuple(f"tests/comm/test_{name}.py" for name in OF_FEW)
 WHOLE = "not long and not soak and not large"
 TIERS: Mapping[str, Tier] = {
     "test": Tier(
@@ -85,9 +86,9 @@ second MPI library).""",
         options=("-m", "long"),
         workers="0",
         ranks=(2, 4, 8),
-        torchrun={},
+        torchrun={4: BY_TORCHRUN},
         kills=True,
-        told="Covered: what `make test-all` leaves out, on threads and on 2, 4 and 8 MPI ranks.",
+        told="Covered: what `make test-all` leaves out, on threads, on 2, 4 and 8 MPI ranks and by torchrun.",
     ),
     "test-openmpi": Tier(
         options=("-m", WHOLE),
