@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -98,6 +98,12 @@ def by_srun(
     return _ended(folder, done.returncode, done.stdout, done.stderr)
 
 
+def by_agents(folder: Path, body: str, start: Callable[[Path], Sequence[programs.Running]]) -> Job:
+    """Run such a job by agents, which `start` starts for a program. `codes` are those of the agents."""
+    _written(folder, "", 60, body)
+    return _ended_all(folder, [programs.finish(agent, 90) for agent in start(folder / "job.py")])
+
+
 def by_variables(
     folder: Path, body: str, *, timeout: float = 60, n: int = 4, environ: Mapping[str, str] = NOTHING
 ) -> Job:
@@ -108,7 +114,10 @@ def by_variables(
         programs.start(start, env=unlaunched(**environ, **world, RANK=str(rank)), start_new_session=True)
         for rank in range(n)
     ]
-    done = [programs.finish(rank, 90) for rank in ranks]
+    return _ended_all(folder, [programs.finish(rank, 90) for rank in ranks])
+
+
+def _ended_all(folder: Path, done: Sequence[programs.Done]) -> Job:
     codes = tuple(each.returncode for each in done)
     out, err = "".join(each.stdout for each in done), "".join(each.stderr for each in done)
     return _ended(folder, max(codes), out, err)._replace(codes=codes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -35,9 +36,13 @@ def skip_unless_mpich() -> None:
 
 def launch(command: Sequence[str | Path], env: dict[str, str], timeout: float = 60) -> programs.Done:
     """Run a job as a user would from a fresh shell, without the variables of an outer launcher."""
+    return programs.run(command, env=_of_fresh_shell(env), timeout=timeout, check=False)
+
+
+def _of_fresh_shell(env: dict[str, str]) -> dict[str, str]:
     outer = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    return programs.run(command, env=clean | {"OMP_NUM_THREADS": "1"} | env, timeout=timeout, check=False)
+    return clean | {"OMP_NUM_THREADS": "1"} | env
 
 
 @contextlib.contextmanager
@@ -92,3 +97,26 @@ class Network:
         ]
         env = {"HPCSGD_NET": self.name, "FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi"}
         return launch([*launcher, *command], env, timeout)
+
+    def torchrun(
+        self, folder: Path, *program: str | Path, hosts: int | None = None, ranks: int = 1
+    ) -> list[programs.Running]:
+        """Start an agent of torchrun on each of the first `hosts`, with `ranks` ranks of a Python program.
+
+        The hosts find each other by their names, which a file in `folder` lists.
+        """
+        addresses = [f"10.77.0.{i + 1}" for i in range(hosts or self.hosts)]
+        names = folder / "hosts"
+        lines = [f"{address} {self.name}-{i + 1}" for i, address in enumerate(addresses)]
+        names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        agent = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(addresses))),
+            *("--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", f"{addresses[0]}:29500", "--no-python", sys.executable, *map(str, program)),
+        ]
+        there = f"mount --bind {shlex.quote(str(names))} /etc/hosts && exec {shlex.join(agent)}"
+        env = _of_fresh_shell({"HPCSGD_NET": self.name})
+        return [
+            programs.start([HERE / "net-agent.sh", address, there], env=env, start_new_session=True)
+            for address in addresses
+        ]

@@ -11,6 +11,7 @@ import pytest
 
 import programs
 from cluster.launch.test_apart import Groups, replica_groups
+from comm.jobs import LIMIT, by_agents
 from hpcsgd.elastic.journal import FOLDER, newest
 from system.machines import Network
 
@@ -53,6 +54,42 @@ def test_an_allreduce_sends_the_bytes_of_its_formula(network):
         assert right
         assert counted == 2 * (p - 1) / p * nbytes
         assert counted <= wire < 1.15 * counted  # plus headers, acknowledgements, barriers
+
+
+def by_torchrun(network: Network, folder: Path, hosts: int, ranks: int) -> list[tuple[bool, int, float]]:
+    """Return what each rank reports of an allreduce in a world that torchrun's agents have started."""
+    script = folder / "allreduce.py"
+    script.write_text(ALLREDUCE)
+    agents = network.torchrun(folder, script, hosts=hosts, ranks=ranks)
+    done = [programs.finish(agent) for agent in agents]
+    assert [each.returncode for each in done] == [0] * hosts, done
+    results = json.loads("".join(each.stdout for each in done))
+    assert len(results) == hosts * ranks
+    return results
+
+
+def test_an_allreduce_by_torchrun_sends_the_bytes_of_its_formula(network: Network, tmp_path: Path) -> None:
+    p, nbytes = network.hosts, 4 * N
+    for right, wire, counted in by_torchrun(network, tmp_path, p, 1):
+        assert right
+        assert counted == 2 * (p - 1) / p * nbytes
+        assert counted <= wire < 1.15 * counted
+
+
+def test_two_ranks_on_each_of_two_hosts_add_in_two_levels(network: Network, tmp_path: Path) -> None:
+    """The interface carries the bytes of both ranks: half as many as if each exchanged with both others."""
+    H, nbytes = 2, 4 * N
+    for right, wire, _ in by_torchrun(network, tmp_path, H, 2):
+        assert right
+        assert 2 * (H - 1) / H * nbytes <= wire < 1.15 * 2 * (H - 1) / H * nbytes
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_a_killed_rank_ends_the_agents_of_all_hosts(network: Network, tmp_path: Path, rank: int) -> None:
+    body = f"if rank == {rank}:\n    fault()\n    os.kill(os.getpid(), signal.SIGKILL)\nwork_until_lost()"
+    job = by_agents(tmp_path, body, lambda script: network.torchrun(tmp_path, script))
+    assert job.codes == (1,) * network.hosts, job
+    assert job.seconds < LIMIT, job
 
 
 @pytest.fixture
