@@ -199,6 +199,13 @@ def test_how_ranks_were_joined_is_the_first_line(tmp_path: Path) -> None:
     assert told == ["INFO:hpcsgd.start:2 ranks by gloo: torchrun started them"]
 
 
+def test_of_a_good_end_torch_prints_nothing(tmp_path: Path) -> None:
+    body = "import torch\nworld = hpcsgd.init(groups=2).world\nworld.allreduce(torch.ones(100_000)).wait()"
+    done = torchrun(4, script(tmp_path, body))
+    assert done.returncode == 0, done
+    assert "c10d" not in done.stderr.replace("[c10d] The hostname of the client socket", ""), done
+
+
 def test_several_worlds_and_a_default_group_of_the_script(tmp_path: Path) -> None:
     body = (
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
