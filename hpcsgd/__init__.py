@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd import uncaught
-from hpcsgd.renamed import new_name
+from hpcsgd.renamed import OF_OTHERS, new_name
 
 
 def _homes(file: Path) -> dict[str, str]:
@@ -46,6 +46,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         meant = new_name(name, _HOMES)
         hint = f"; it has been renamed to {meant!r}" if meant else ""
+        hint = f"; use {OF_OTHERS[name]!r} instead" if name in OF_OTHERS else hint
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     if _HOMES[name] == __name__:
         return importlib.import_module(f"{__name__}.{name}")

@@ -97,6 +97,15 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
 }
 """The new names of each old name; the place in a script or job file decides which of them is meant."""
 
+OF_OTHERS: Mapping[str, str] = {
+    "DistributedSampler": "Sampler",
+    "Join": "equal_batches",
+    "SyncBatchNorm": "sync_batch_norm",
+    "all_reduce": "allreduce",
+    "join": "equal_batches",
+}
+"""Names of torch and Horovod that hpcsgd does not have, and its public name for the same purpose."""
+
 
 def new_name(old: str, allowed: Collection[str]) -> str | None:
     """Return the one of the `allowed` names that has replaced `old`, or None.

@@ -17,7 +17,7 @@ from hpcsgd.config.schema import Config, load
 from hpcsgd.core.traits import GradReduceTraits
 from hpcsgd.errors import near_miss
 from hpcsgd.performance.simulation.scenario import FailuresSection, MessagesSection
-from hpcsgd.renamed import RENAMED, new_name
+from hpcsgd.renamed import OF_OTHERS, RENAMED, new_name
 from hpcsgd.train.families import FAMILIES
 
 NEEDED = (
@@ -64,6 +64,18 @@ def test_an_old_public_name() -> None:
         getattr(hpcsgd, "Job")  # noqa: B009 - type checkers know that it is not there
     with pytest.raises(AttributeError, match=r"'Never'$"):
         getattr(hpcsgd, "Never")  # noqa: B009
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_name_of_torch_or_horovod(name: str) -> None:
+    assert OF_OTHERS[name] in hpcsgd.__all__
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; use '{OF_OTHERS[name]}' instead$"):
+        getattr(hpcsgd, name)
+
+
+@pytest.mark.parametrize("name", ["join", "Join"])
+def test_join_is_equal_batches(name: str) -> None:
+    assert OF_OTHERS[name] == "equal_batches"
 
 
 def test_an_old_argument() -> None:

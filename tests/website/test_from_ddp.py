@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import hpcsgd
 import programs
 from pythons import python
 
@@ -24,6 +25,15 @@ def test_the_page_shows_the_difference() -> None:
     before, after = ((EXAMPLES / name).read_text().splitlines() for name in ("before.py", "after.py"))
     lines = difflib.unified_diff(before, after, "before.py", "after.py", n=1, lineterm="")
     assert SHOWN.findall((ROOT / "docs/from-ddp.md").read_text()) == ["\n".join(lines)]
+
+
+def test_the_page_says_which_name_the_error_about_join_has() -> None:
+    page = (ROOT / "docs/from-ddp.md").read_text()
+    (name,) = re.findall(
+        r"^\| `model\.join\(\)`.*no `hpcsgd\.join`: its error names `(\w+)`", page, re.MULTILINE
+    )
+    with pytest.raises(AttributeError, match=f"'join'; use '{name}' instead"):
+        getattr(hpcsgd, "join")  # noqa: B009 - type checkers know that it is not there
 
 
 def trained(command: list[str], folder: Path) -> list[tuple[str, str]]:
