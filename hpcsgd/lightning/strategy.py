@@ -21,7 +21,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError, near_miss
-from hpcsgd.lightning import checkpoints, loaders
+from hpcsgd.lightning import checkpoints, loaders, signals
 from hpcsgd.lightning.averaged_model import AveragedModel
 from hpcsgd.lightning.environment import TopologyEnvironment
 from hpcsgd.lightning.metrics import STRATEGY
@@ -163,13 +163,15 @@ class HpcsgdStrategy(DDPStrategy):
         self._precision_plugin = None if precision_plugin is None else for_groups(precision_plugin)
 
     def on_train_start(self) -> None:
-        """Continue with the random numbers of a training that was saved within an epoch."""
+        """Let SIGTERM end this rank, and continue with the random numbers of a checkpoint within an epoch."""
+        signals.without_handler_of_lightning()
         self._load_generators()
 
     # Evaluation.
 
     def on_validation_start(self) -> None:
         """Validate the averaged model during `fit()`. Later the module is the averaged model anyway."""
+        signals.without_handler_of_lightning()
         if self._is_fitting:
             self._averaged_model.show(self._distributed)
 
@@ -177,6 +179,14 @@ class HpcsgdStrategy(DDPStrategy):
         """Continue with each group's own model."""
         if self._is_fitting:
             self._averaged_model.hide()
+
+    def on_test_start(self) -> None:
+        """Let SIGTERM end this rank."""
+        signals.without_handler_of_lightning()
+
+    def on_predict_start(self) -> None:
+        """Let SIGTERM end this rank."""
+        signals.without_handler_of_lightning()
 
     def on_train_end(self) -> None:
         """Leave the averaged model in the module."""

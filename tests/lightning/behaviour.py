@@ -68,7 +68,8 @@ def case_two_optimizers(folder: Path) -> Any:
     with optimizers[0].averaged_model(), optimizers[1].averaged_model():
         plain = [*digests(module), *(each.t for each in optimizers)]
     found = {"plain": plain}
-    found["not toggled"] = fit(lambda: Gan(toggles=False), epochs=1).found
+    fitted = fit(lambda: Gan(toggles=False), epochs=1)
+    found["not toggled"], found["global_step"] = fitted.found, fitted.trainer.global_step
     found["toggled"] = fit(lambda: Gan(toggles=True), epochs=1).found
     return found
 

@@ -81,6 +81,7 @@ def test_two_optimizers_train_as_in_a_plain_loop(run_cases: RunCases) -> None:
     for found in run_cases(*BEHAVIOUR)["two_optimizers"]:
         assert found["toggled"] == found["not toggled"] == found["plain"]
         assert found["plain"][2:] == [11, 11]
+        assert found["global_step"] == 11 + 11
 
 
 @slow

@@ -1,0 +1,35 @@
+"""Lightning sees the ranks as hpcsgd numbers them: node by node, wherever the launcher has placed them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.core.topology import form
+from hpcsgd.errors import UserError
+from hpcsgd.lightning.environment import TopologyEnvironment
+
+IN_TURN = (0, 1, 0, 1)
+"""The nodes of ranks that a launcher has placed in turn."""
+
+
+def seen(world: Communicator) -> tuple[int, ...]:
+    environment = TopologyEnvironment(form(world, 2))
+    environment.validate_settings(num_devices=2, num_nodes=2)
+    ranks = (environment.global_rank(), environment.node_rank(), environment.local_rank())
+    return *ranks, environment.world_size()
+
+
+def test_ranks_that_are_placed_in_turn() -> None:
+    assert threads.run(4, seen, nodes=IN_TURN) == [(0, 0, 0, 4), (2, 1, 0, 4), (1, 0, 1, 4), (3, 1, 1, 4)]
+
+
+def refused(world: Communicator) -> str:
+    with pytest.raises(UserError) as caught:
+        TopologyEnvironment(form(world, 2)).validate_settings(num_devices=2, num_nodes=1)
+    return str(caught.value)
+
+
+def test_devices_are_those_of_one_node() -> None:
+    (message,) = set(threads.run(4, refused, nodes=IN_TURN))
+    assert message.endswith("4 ranks were started on 2 nodes: give Trainer(devices=2, num_nodes=2)")
