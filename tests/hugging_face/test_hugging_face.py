@@ -54,7 +54,9 @@ def started(command: list[str], folder: Path, *, check: bool = True) -> programs
             ("trainer_checks", by_mpiexec),
             ("trainer_checks", by_torchrun, pytest.mark.long),
             ("checkpoint_checks", by_mpiexec),
+            ("checkpoint_checks", by_torchrun, pytest.mark.long),
             ("accelerate_checks", by_mpiexec),
+            ("accelerate_checks", by_torchrun, pytest.mark.long),
         ]
     ],
 )

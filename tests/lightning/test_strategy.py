@@ -60,7 +60,7 @@ def test_clipping_and_accumulation_are_those_of_a_plain_loop(
     assert found[0]["plain"] != run_cases("bits")["bits"][0]["plain"]
 
 
-@pytest.mark.long
+@slow
 @pytest.mark.parametrize(("case", "steps"), PRECISIONS.items())
 def test_precision_and_samplers_are_those_of_a_plain_loop(case: str, steps: int, run_cases: RunCases) -> None:
     found = run_cases(*PRECISIONS, "fp16_mixed")[case]
