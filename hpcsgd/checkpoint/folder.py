@@ -182,7 +182,10 @@ class Checkpoints:
         self._remove_all_but_newest(step)
 
     def _remove_all_but_newest(self, step: int) -> None:
-        """Remove all checkpoints except the `KEPT` newest up to `step`; later ones were found damaged."""
+        """Remove all checkpoints except the `KEPT` newest up to `step`.
+
+        Checkpoints of later steps are removed as well: they were found damaged, so an earlier one was loaded.
+        """
         listed = titles(self._folder)
         kept = [name for name in listed if _step(name) <= step][:KEPT]
         for name in listed:
@@ -222,7 +225,7 @@ def _has_ours(path: Path) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether all files in the folder `path`, except hidden ones, are named like a checkpoint's."""
+    """Return whether all files in the folder `path`, except hidden ones, have names of checkpoint files."""
     names = [name for name in _names(path) if not name.startswith(".")]
     return bool(names) and all(map(_FILE.fullmatch, names))
 

@@ -55,7 +55,7 @@ def classes_of(item: object) -> list[str]:
 
 
 def require_beside(items: Mapping[str, object], optimizers: Iterable[DistributedOptimizer]) -> None:
-    """Raise `UserError` for an item that is an optimizer, or is saved with `optimizers` in any case."""
+    """Raise `UserError` for an item that is an optimizer, or that is saved with `optimizers` anyway."""
     with_them = [whole for each in optimizers for whole in (each.model, each.local.optimizer)]
     for name, item in items.items():
         if any(item is whole for whole in with_them):
@@ -123,10 +123,10 @@ def _load(item: Any, state: Any) -> None:
 
 
 class Mean:
-    """The mean of the states that all ranks have saved for an item. States are added one after the other.
+    """The mean over ranks of the states that they have saved for an item. States are added one by one.
 
-    Only those tensors are averaged that would be averaged if they were buffers of a model. Everything else
-    has to be the same on all ranks.
+    Dense tensors of floating-point and complex numbers are averaged, as in buffers of a model. Everything
+    else has to be the same on all ranks.
     """
 
     def __init__(self, name: str) -> None:

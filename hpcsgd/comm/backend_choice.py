@@ -125,9 +125,10 @@ def share_thread(intra_group: Communicator, inter_group: Communicator) -> Commun
 
 
 def _without(ranks: Communicator, wish: BackendName, identities: Sequence[str]) -> tuple[Communicator, str]:
-    """Return `ranks` unchanged, to stage device tensors in host memory, and why: a rank has no accelerator.
+    """Return `ranks` unchanged, and the reason: one of the ranks has no accelerator.
 
-    The reason is empty if no rank has one. Raises `UserError` if the user named another backend.
+    Unchanged, they stage device tensors in host memory. If no rank has an accelerator, the reason is empty.
+    Raises `UserError` if the user named another backend.
     """
     lacking = [rank for rank, identity in enumerate(identities) if not identity]
     why = f"rank {lacking[0]} of {ranks.size} has no accelerator for torch {torch.__version__}"

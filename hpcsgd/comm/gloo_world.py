@@ -45,7 +45,7 @@ def world(place: Place, timeout: float) -> Communicator:
 
 
 class _Parting:
-    """The end of this rank's connections, which `close` closes once all ranks leave."""
+    """This rank's connections; `close` waits until all ranks leave, `GRACE` s at most, and closes them."""
 
     def __init__(self, connections: Connections, ranks: Backend) -> None:
         self._connections, self._ranks = connections, ranks

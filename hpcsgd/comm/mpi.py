@@ -50,7 +50,7 @@ _LEVELS = {
 _LARGEST = 1 << 30
 # Elements of a single allreduce: at 100 MB, MPICH was faster in such parts than whole or in smaller ones.
 _PIECE = 1 << 22
-# Tags: of messages that callers send, of those that make up a ring, and of those of `split`.
+# Message tags: of the callers' own messages, of the ring allreduce, and of `split`.
 _ASKED, _RING, _SPLIT = 0, 1, 2
 
 
@@ -69,8 +69,8 @@ class MpiBackend(Backend):
         self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
         self.thread_level = thread_level()
         self._comm, self._nodes = comm, nodes
-        # If ranks share nodes, the library's own allreduce sends less: it adds up in each node
-        # first.
+        # If ranks share nodes, the library's own allreduce sends less than a ring: it first adds up
+        # in each node.
         self._one_a_node = len(set(nodes)) == self.size > 1
         self._levels = by_node.Levels(nodes)
 
@@ -205,7 +205,7 @@ class _UnderWay:
 
 
 class _Posting:
-    """The `Messages` of `ring.allreduce`; their own tag separates them from other messages."""
+    """The messages of `ring.allreduce` in MPI. A tag of their own separates them from other messages."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()

@@ -1,7 +1,7 @@
-"""Connections between the ranks of a world without MPI, for short messages at any time.
+"""Short messages between the ranks of a job without MPI, at any time.
 
 A `Relay` on one rank forwards messages. Every rank has a `RelayConnection` to it. A `RelayMessage` is one
-line of JSON. The relay closes connections that do not begin with the world's token.
+line of JSON. The relay closes connections that do not begin with the job's token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 ALL = -1
-_SEND = 5.0  # seconds in which a message has to be received
+_SEND = 5.0  # seconds after which the relay gives up sending a message
 _LONGEST = 1 << 24  # bytes of a line
 
 
@@ -30,7 +30,10 @@ class RelayMessage(NamedTuple):
 
 
 class Relay:
-    """The message relay. It sends a message for all to the other ranks first, and then back to its sender."""
+    """The server that forwards messages between the ranks.
+
+    A message to all ranks goes to its sender last. The sender then knows that the others have been sent it.
+    """
 
     def __init__(self, listening: socket.socket, token: str) -> None:
         self._listening, self._token = listening, token
@@ -63,7 +66,7 @@ class Relay:
                 self._forget(there)
 
     def _hears(self, there: socket.socket) -> bool:
-        """Read and forward what `there` has sent, and return True if the connection stays open."""
+        """Read from the socket `there`, forward complete lines, and return True if it stays open."""
         try:
             come = there.recv(1 << 16)
         except OSError:
@@ -100,8 +103,8 @@ class Relay:
 class RelayConnection:
     """The connection of one rank to a message relay.
 
-    A thread receives messages. It calls `heard` with those sent to all ranks, and `lost` if the relay is
-    gone.
+    A thread receives messages. It calls `heard` with those sent to all ranks, and keeps the others for
+    `message`. If the relay closes the connection, the thread calls `lost`.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """A check that ranks make the same calls, before they use the data that they sent each other.
 
-Collective operations pair by their order. If only one rank clips, saves or leaves a batch out, its operation
-pairs with a different one of the other ranks, and MPI reports nothing. So ranks compare every call of an
-optimizer that sends anything. This takes one allgather of `SIZE` bytes per rank on a communicator of its own.
-The bytes say which call it is, after how many updates, with which learning rates and other options, and which
-gradients are missing.
+Collective operations are matched by their order. If only one rank clips, saves or skips a batch, its
+operation is matched with a different one of the other ranks, and MPI reports nothing. So the ranks compare
+every call of an optimizer that communicates. This takes one allgather of `SIZE` bytes per rank on a separate
+communicator. The bytes identify the call, the number of updates before it, the learning rates and other
+options, and the missing gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Reported = tuple[bytes, int, int, float, int, int, int]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an optimizer that sends something."""
+    """A call of an optimizer's method that communicates."""
 
     name: str
     """The name of the call, such as `step()`; at most 28 bytes."""
@@ -54,7 +54,7 @@ class Call:
 
 
 class Comparison:
-    """A comparison of a call among ranks that has begun."""
+    """A comparison of one call among ranks, in progress."""
 
     def __init__(self, work: Work | None, all_same: Callable[[bytes], bool]) -> None:
         self._work, self._all_same = work, all_same
@@ -95,9 +95,10 @@ class Agreement:
         return self._ranks.size == 1
 
     def begin(self, call: Call, digest: int = 0) -> Comparison:
-        """Begin to compare among the ranks their `call`s, and `digest`, a checksum of other data. Collective.
+        """Start to compare this rank's `call` and `digest` with those of the other ranks. Collective.
 
-        Until the comparison ends, this rank may send other messages, but must not begin another comparison.
+        `digest` is a checksum of other data. Until the comparison ends, this rank may send other messages,
+        but must not begin another comparison.
         """
         if self.alone:
             return Comparison(None, self._all_same)

@@ -54,23 +54,24 @@ def fitted(
 ) -> dict[str, State]:
     """Return the `states` that one rank saved, in a form that this rank can load for `buckets`.
 
-    `same_ranks`: P × K has not changed. Otherwise only state that is valid on any P × K is returned, and, if
-    `aloud`, a warning names the rest.
+    If P × K has changed, `same_ranks` is False. Then only state that is valid on any P × K is returned. With
+    `aloud`, a warning names the state that is discarded.
     """
     placed = _with(states, buckets)
     return placed if same_ranks else _alike_everywhere(placed, aloud=aloud)
 
 
 def _alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
-    """Return the part of one rank's state that is valid on any P × K, and drop the rest.
+    """Return the part of one rank's state that is valid on any P × K.
 
-    `aloud`: log a warning about what is dropped.
+    With `aloud`, log a warning that names the rest, which is discarded.
     """
     kept = {role: State(replicated=each.replicated, mean=each.mean) for role, each in states.items()}
     dropped = [f"{role} ({name})" for role, state in states.items() for name in state.not_shared()]
     if dropped and aloud:
         log.warning(
-            "state of a method, saved by one rank of another P × K: %s start anew; checkpoints keep them",
+            "the method's state was saved by one rank on another P × K: discarded %s, which only a "
+            "checkpoint of all ranks can convert",
             ", ".join(dropped),
         )
     return kept

@@ -34,12 +34,12 @@ class All:
 
 @dataclass(frozen=True)
 class Quorum:
-    """How many groups are enough. Once so many wait, they wait at most `grace` seconds for the others."""
+    """The number of groups that is enough: once so many wait, they wait at most `grace` s for the others."""
 
     groups: int
     grace: float
     late_rounds: int = 0
-    """The number of synchronizations that a late group may miss for its work to still count; 0: none."""
+    """The number of synchronizations that a late group may miss so that its work still counts; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,10 @@ class RandomPartner:
 
 @dataclass(frozen=True)
 class Then:
-    """Groups wait as in `first` up to step `at`, then all for each other, and as in `then` from there on."""
+    """Up to step `at` the groups wait as in `first`, and in later steps as in `then`.
+
+    After step `at` itself, all groups wait for each other.
+    """
 
     first: Waits
     then: Waits
@@ -134,7 +137,7 @@ class Then:
 
 @dataclass(frozen=True)
 class Unknown:
-    """The waits are not known in advance; `why` completes "cannot be simulated: "."""
+    """No prediction of which groups wait for which is possible, for the reason `why`."""
 
     why: str
 

@@ -26,7 +26,7 @@ class JoinInfo:
     replica_group: int
     replica_groups: int
     coordinator: str
-    """host:port of the coordinator, or the folder of all terms, which has it; see `coordinator_address`."""
+    """host:port of the coordinator, or the folder of files that have it; see `coordinator_address`."""
     token: str
     heartbeat_timeout: float
     timeout: float
@@ -36,7 +36,7 @@ class JoinInfo:
 
     def accept(self, group: Communicator) -> ElasticAverage:
         """Connect this replica group, whose ranks are `group`, to the coordinator; collective."""
-        # Other jobs ask for this information, too, and do not load what follows.
+        # Every run calls `join_info`, but only an elastic one needs these modules.
         from hpcsgd.elastic import coordinator_address
         from hpcsgd.elastic.addresses import own_towards
         from hpcsgd.elastic.elastic_average import ElasticAverage
@@ -50,6 +50,6 @@ class JoinInfo:
 
 
 def join_info(environ: Mapping[str, str] = os.environ) -> JoinInfo | None:
-    """Return the information in `environ`; None if this process was not started as an elastic group."""
+    """Return what the launcher wrote into `environ`, or None if this process is in no elastic group."""
     text = environ.get(VARIABLE)
     return None if text is None else JoinInfo(**json.loads(text))

@@ -1,8 +1,9 @@
-"""The work of a replica group that the others left out: whether it still counts, and the log lines about it.
+"""Late work: what a replica group learned while the others went on without it, and whether it still counts.
 
-A late group brings it to the round in which it returns. There the group gets the newest θ of the others, and
-adds θ − (θ_base − w) to the mean: w is its model, and θ_base the one from which it trained. So the round
-counts exactly what the group learned. The coordinator decides whether the group has missed too many rounds.
+A late group brings its work to the round in which it returns. There the group gets the newest θ of the
+others, and adds θ − (θ_base − w) to the mean: w is its model, and θ_base the one from which it trained. So
+the round counts exactly what the group learned. The coordinator decides whether the group has missed too many
+rounds.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class LateWork:
         self._may_have_counted = False
         """True if the others may have committed a round in which this group has voted."""
         self._announced = False
-        """True if the log says that the work may count later, and not yet whether it has."""
+        """True if the log says that the work may count later, but does not say yet whether it has counted."""
 
     def begin(self, contribution: Contribution | None, rounds: int) -> None:
-        """Begin to average `contribution` of a group that has the mean of `rounds` committed rounds."""
+        """Begin to average `contribution` of a group whose last committed round is number `rounds`."""
         learned = contribution is not None and contribution.norm != 0 and rounds > 0
         self._late_rounds = contribution.late_rounds if contribution is not None and learned else 0
         self._rounds = rounds
@@ -86,7 +87,7 @@ class LateWork:
         self._may_have_counted = self._announced = False
 
     def finished(self) -> None:
-        """Log that the late work is lost, because the others have finished the training."""
+        """Log that the late work is lost, if there is any, because the others have finished the training."""
         if self.may_count:
             self._lose("the others have finished the training")
 

@@ -1,4 +1,4 @@
-"""The writer that reports changes of the register to the event log."""
+"""The writer that reports changes of the coordinator's register to the event log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MembershipLog:
         was left out."""
 
     def hear(self, progress: float) -> None:
-        """Record the progress, in epochs, of a rank whose model counts in the round."""
+        """Record the `progress`, in epochs, that came with the vote of a rank in a group that counts."""
         self._progress = max(self._progress, progress)
 
     def lose(self, now: Register, replica_group: int, kind: Loss, why: str) -> None:

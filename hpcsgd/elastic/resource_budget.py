@@ -27,10 +27,10 @@ class ResourceBudget:
     epochs: int
 
     def units(self, now: Register, seconds: Mapping[int, float]) -> dict[int, int] | None:
-        """Return how many units each member has from now on, or None if no unit moves.
+        """Return the units (ranks, threads or samples) of each group from now on, or None if none move.
 
-        `now`: the register after samples have been assigned. `seconds`: the seconds that each group computed
-        in the last epoch.
+        `now`: the coordinator's register after samples have been assigned. `seconds`: the seconds that each
+        group computed in the last epoch.
         """
         given = dict(now.units)
         if self.resource == "ranks":

@@ -92,7 +92,7 @@ def method_facts(method: Method) -> Iterator[Fact]:
 
 
 def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
-    """Raise `JobError`, the same on every rank, unless all ranks have the same facts; collective."""
+    """Raise the same `JobError` on every rank if the facts `mine` differ among ranks; collective."""
     if world.size == 1:
         return
     digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
@@ -102,10 +102,10 @@ def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
 
 
 def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -> None:
-    """Raise `JobError`, the same on every rank, if ranks have noted different samplers.
+    """Raise the same `JobError` on every rank if ranks have noted different samplers (`hpcsgd.core.noted`).
 
-    Two ranks would otherwise use the same samples, and some samples would never be used. Collective, in one
-    `call`, while gradients may be under way.
+    Two ranks would otherwise use the same samples, and some samples would never be used. Collective, as part
+    of one `call`; gradients may be in transit at the same time.
     """
     mine = noted(world)
     if everyone.begin(call, zlib.crc32(repr(mine).encode())).wait():
@@ -137,7 +137,7 @@ def difference(lists: Sequence[Sequence[Fact]]) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return `value` as text to compare between ranks: without addresses; of large objects only the type."""
+    """Return `value` as text to compare between ranks: no memory addresses; large objects as their type."""
     if isinstance(value, Tensor):
         one = value.numel() == 1
         return str(value.item()) if one else f"a tensor of {tuple(value.shape)}, {value.dtype}"
@@ -172,7 +172,7 @@ def is_ours(part: Any) -> bool:
 
 
 def settings(part: Any) -> dict[str, Any]:
-    """Return the arguments that `part` was made with, as far as it has attributes of these names."""
+    """Return the constructor arguments of `part` that it keeps as attributes of the same names."""
     if dataclasses.is_dataclass(part):
         names = [field.name for field in dataclasses.fields(part) if field.init]
     elif type(part).__init__ is object.__init__:

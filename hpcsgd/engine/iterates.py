@@ -1,4 +1,4 @@
-"""Optimizers that train at a point between two iterates: Schedule-Free, and generalized primal averaging.
+"""Optimizers that train at a point between two iterates: Schedule-Free and generalized primal averaging.
 
     z   the raw iterate, which the optimizer's steps move        in its state, as `z`
     x   a running average of z, the model to evaluate            computed by `eval()`
@@ -8,11 +8,11 @@ A. Defazio et al.: The Road Less Scheduled, 2024 (arXiv:2405.15682), with the pa
 Defazio et al.: Smoothing DiLoCo with Primal Averaging for Faster Training of LLMs, 2025 (arXiv:2512.17131),
 with the package `gpa`. Both call the raw iterate `z`, and `train_mode` says whether the parameters are y.
 
-A mean over groups commutes with these maps. So if groups average y and z, they average x as well. If they
-averaged y alone, each would evaluate another model: x = y + (1 − 1/β)·(z − y) with its own z.
+These maps are linear. So if groups average y and z, they average x as well. If they averaged y alone, each
+would evaluate a different model: x = y + (1 − 1/β)·(z − y) with its own z.
 
-`train()` of the packages returns to y by another interpolation, which rounds. Here `eval()` keeps y, and
-`train()` returns to its bits, unless the parameters were changed in between.
+`train()` of the packages computes y from x and z, with rounding errors. Here `eval()` keeps a copy of y, and
+`train()` restores it bit for bit, unless the parameters were changed in between.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def with_modes(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 def is_iterate(name: str) -> bool:
-    """Return whether optimizer state called `name` is a raw iterate, also that of an optimizer inside."""
+    """Return whether optimizer state called `name` is a raw iterate, also in an optimizer inside another."""
     return name.rpartition(".")[2] == ITERATE
 
 
@@ -58,7 +58,7 @@ def in_train_mode(optimizer: optim.Optimizer) -> bool | None:
 
 
 def require_train_mode(optimizer: optim.Optimizer) -> None:
-    """Raise what `step()` of an optimizer in eval mode raises; it is called without parameters."""
+    """Call `step()` of each optimizer that is in evaluation mode, so that it raises its own error."""
     for each in with_modes(optimizer):
         if in_train_mode(each) is False:
             step_without_hooks(each)
@@ -107,16 +107,16 @@ def require_no_iterate_outside(optimizer: optim.Optimizer, known: bool) -> None:
 def iterates(s: StepContext) -> dict[str, list[Tensor]]:
     """Return the raw iterates in the optimizer's state by name, once all buckets are updated.
 
-    A parameter that this group has never updated is its own raw iterate, which must be known before the
+    For a parameter that this group has never updated, z is the parameter itself. It must be read before the
     parameters are averaged.
     """
     return {name: zs for name, zs in s.optimizer_state.tensors().items() if is_iterate(name)}
 
 
 def average_iterates(found: dict[str, list[Tensor]], s: StepContext, averager: Averager) -> None:
-    """Average the iterates that were `found`, after `averager` has averaged the parameters. Collective.
+    """Average the raw iterates in `found`, after `averager` has averaged the parameters. Collective.
 
-    Nothing is to be done if the averager itself averages or renews all optimizer state.
+    This does nothing if the averager itself averages or resets all optimizer state.
     """
     if found and averager.traits.mean_of == "models":
         average_states(found, s)
@@ -129,12 +129,12 @@ def call_each(optimizers: Iterable[optim.Optimizer], name: str) -> None:
 
 
 def exact(optimizer: optim.Optimizer, name: str) -> Callable[..., Any]:
-    """Return the optimizer's method `name`; of `eval` and `train`, versions between which y is kept."""
+    """Return the optimizer's method `name`; for `eval` and `train`, a version that preserves y exactly."""
     method = getattr(optimizer, name)
     if name not in (TRAIN, EVAL) or optimizer not in with_modes(optimizer):
         return method
     change = _to_train if name == TRAIN else _to_eval
-    kind = type(optimizer)  # its methods, as those of the object are replaced one after the other
+    kind = type(optimizer)  # methods of the class, because those of the object are being replaced
     train, evaluate = (functools.partial(getattr(kind, each), optimizer) for each in (TRAIN, EVAL))
     return functools.wraps(method)(lambda: change(optimizer, train, evaluate))
 
@@ -150,7 +150,7 @@ def _to_eval(optimizer: optim.Optimizer, _: Callable[[], None], evaluate: Callab
 
 @torch.no_grad()
 def _to_train(optimizer: optim.Optimizer, train: Callable[[], None], evaluate: Callable[[], None]) -> None:
-    """Return to the y that `eval()` kept, wherever the parameters are still what it made of this y."""
+    """Set each parameter to the y that `eval()` kept, unless the parameter was changed since."""
     shown = {p: (p.clone(), state.pop(KEPT)) for p, state in _with_iterate(optimizer) if KEPT in state}
     train()
     if not shown:
@@ -166,7 +166,7 @@ def _to_train(optimizer: optim.Optimizer, train: Callable[[], None], evaluate: C
 
 
 def _with_iterate(optimizer: optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-    """Yield the parameters that have a raw iterate, each with its state."""
+    """Yield each parameter whose optimizer state has a raw iterate z, and that state."""
     for p in _parameters(optimizer):
         state = optimizer.state.get(p, {})
         if ITERATE in state:

@@ -93,6 +93,9 @@ class OptimizerParam:
 
 
 def place_in(own: Tensor, bucket: Bucket, offset: int, numel: int, param: nn.Parameter) -> Tensor:
-    """Return `numel` elements of `param` from `offset` on in the shard `own`, in its shape if it is uncut."""
+    """Return a view of the `numel` elements of `param` that begin at `offset` in this rank's shard `own`.
+
+    If the bucket does not cut parameters, the view has the shape of `param`, otherwise one dimension.
+    """
     elements = as_elements(own[offset : offset + numel * bucket.reals], bucket.reals)
     return shaped(elements, 0, param) if bucket.whole else elements

@@ -106,13 +106,13 @@ def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
 
 
 def are_of_last_step(slots: Sequence[Slot]) -> bool:
-    """Return whether all gradients are those of the previous step, of which each rank has only a part."""
+    """Return whether all gradients are still those of the previous step, of which each rank has a part."""
     there = [slot for slot in slots if slot.gradient is not None]
     return bool(there) and all(slot.pending and slot.is_attached() for slot in there)
 
 
 def blank_dropped(gradients: Gradients, slots: Sequence[Slot], buckets: Sequence[Bucket]) -> None:
-    """Fill gradients in these `buckets` with zeros if they were dropped after they had been sent."""
+    """Fill a gradient in `buckets` with zeros if the script set it to None after it had been sent."""
     dropped = {slots[number] for number, kind in gradients.missing.items() if kind is Presence.DROPPED}
     for slot in (slot for bucket in buckets for slot in bucket.slots if slot in dropped):
         slot.blank()
@@ -176,7 +176,7 @@ def refuse_in_backward() -> NoReturn:
 
 
 def refuse_graph() -> NoReturn:
-    """Raise `UserError` for gradients that are used, and perhaps differentiated, without their graph."""
+    """Raise `UserError` for averaged gradients of `backward(create_graph=True)`, which have no graph."""
     raise UserError(
         "gradients of backward(create_graph=True) are used, but averaged gradients have no graph: compute "
         "what you differentiate by torch.autograd.grad(loss, parameters, create_graph=True), and clip by "

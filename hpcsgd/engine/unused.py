@@ -1,8 +1,9 @@
 """Gradients that no backward pass of this rank has computed, though other ranks may have them.
 
-Training loops collect the gradients that are not None and then use them, as `clip_grad_norm_` does. So that
-they find a gradient that other ranks may have, a missing `param.grad` is set to a pending gradient of zeros.
-It does not count as a gradient of this rank. If no rank has a gradient, `param.grad` becomes None again.
+Training loops collect the gradients that are not None and then use them, as `clip_grad_norm_` does. They must
+also find a gradient that only other ranks have. Therefore a missing `param.grad` is set to a pending gradient
+of zeros, which does not count as a gradient of this rank. If no rank has a gradient, `param.grad` becomes
+None again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hpcsgd.core.slot import Slot
 
 
 class Unused:
-    """The parameters among `slots` whose missing gradient is a pending one of zeros."""
+    """The parameters among `slots` whose missing gradient was set to a pending gradient of zeros."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
@@ -35,7 +36,7 @@ class Unused:
         self.forget()
 
     def forget(self) -> None:
-        """Forget an earlier backward pass, which an exception may have ended, before a step's first one."""
+        """Forget the parameters that were found, and a pass that an exception ended before its search."""
         self.found.clear()
         self.looks = False
 
@@ -50,7 +51,7 @@ class Unused:
         self.look(self._arrived)
 
     def look(self, arrived: Collection[Slot]) -> None:
-        """Set the missing gradients to pending ones, unless all have `arrived`."""
+        """Set missing gradients to pending gradients of zeros; do nothing if all gradients have `arrived`."""
         if len(arrived) == len(self._slots):
             return
         for slot in self._slots:

@@ -112,7 +112,11 @@ def _by_the_largest(rows: Tensor, most: int) -> Tensor:
 
 
 def _by_the_mean(rows: Tensor, n: int) -> Tensor:
-    """Return the scales of 2-bit blocks: eight partial sums per block are added up in one fixed order."""
+    """Return the scale of each block of 2-bit numbers: `OF_THE_MEAN` times the block's mean magnitude.
+
+    2-bit numbers are −2, −1, 0 and 1. The scale is negative if the element of largest magnitude is positive,
+    so that −2 can stand for it. Sums are added in a fixed order, so that all kernels give the same bits.
+    """
     blocks, block = rows.shape
     partial_sums = rows.new_zeros((blocks, 8), dtype=torch.float64)
     for part in rows.abs().view(blocks, block // 8, 8).unbind(1):
@@ -128,7 +132,7 @@ def _by_the_mean(rows: Tensor, n: int) -> Tensor:
 
 
 def _joined(numbers: Tensor, bits: int) -> Tensor:
-    """Join numbers of `bits` bits into bytes, the first in the lowest bits; fill up the last byte with 0."""
+    """Pack numbers of `bits` bits into bytes, the first in the lowest bits; pad the last byte with zeros."""
     some = 8 // bits
     parts = numbers.new_zeros(-(-numbers.numel() // some) * some)
     parts[: numbers.numel()] = numbers

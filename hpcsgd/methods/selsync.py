@@ -122,7 +122,7 @@ class Significance:
         def gather() -> None:
             s.topology.world.allgather(
                 parts, part.cpu()
-            ).wait()  # the communication thread waits for the device, so that the update need not
+            ).wait()  # `part.cpu()` waits for the device on this thread, so that the update need not wait
 
         with phase("sync_decision"):
             self._gathering = s.topology.world.run(gather, "sync_decision", part)
@@ -157,7 +157,7 @@ class Significance:
 
 @dataclass(frozen=True)
 class Watching:
-    """The averager `inner`, which also starts the decision of `significance` before each update."""
+    """The averager `inner`, which before each update also starts the allgather that `significance` needs."""
 
     inner: Averager
     significance: Significance
@@ -207,7 +207,7 @@ Aggregate = Callable[[Significance, WithOptimizerState], Averager]
 def parameters(significance: Significance, moments: WithOptimizerState) -> Averager:
     """Return an averager that averages the groups' models in a significant step (PA).
 
-    `moments` wraps the averager in one that also treats the optimizer state.
+    `moments` wraps the averager in one that also keeps, averages or resets the optimizer state.
     """
     return Watching(moments(WithDistance(Mean())), significance)
 

@@ -2,8 +2,8 @@
 
 Every replica group makes the same number of steps per epoch, on its own part of the samples. A round of the
 elastic average ends the epoch and assigns the samples of the next one to the groups that are alive. After
-each round the coordinator's register states the step and the epoch of the training. A group at another step,
-because it has just been started or was left behind, continues at that step. A group that returns needs
+each round the coordinator's register states the step and the epoch of the training. A group at another step
+continues at that step, because it has just been started or was left behind. A group that returns needs
 nothing else. A group without samples only takes part in the rounds, until samples are assigned again.
 """
 
@@ -39,9 +39,10 @@ from hpcsgd.train.training_setup import TrainingSetup
 class ElasticLoop(TrainLoop):
     """The training loop of a replica group.
 
-    The first of the groups that counted in a round and had missed none evaluates and saves for all. `train`
-    raises `Over` if another group has finished the training and saved the result, and `Relocated` if this
-    group has to be started again with another number of ranks.
+    After a round, one group evaluates and saves for all: the one with the lowest index among those that
+    counted in the round and had missed none before. `train` raises `Over` if another group has finished the
+    training and saved the result, and `Relocated` if this group has to be started again with another number
+    of ranks.
     """
 
     def __init__(
@@ -230,9 +231,10 @@ class ElasticLoop(TrainLoop):
         return saved_at(t)
 
     def _is_first(self) -> bool:
-        """Return whether this group is the first of those that continue, or of all if none continues.
+        """Return whether this group has the lowest index of the groups that may evaluate and save for all.
 
-        Groups that have to stop are passed over, so that they do not have to wait for files.
+        These are the groups that have missed no round and need not stop; if there are none, all members that
+        need not stop. Groups that must stop do it only if all groups must, because writing files takes time.
         """
         here, after = set(self.elastic_average.up_to_date), self.elastic_average.after
         going = set(after.going)

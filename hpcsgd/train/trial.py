@@ -1,4 +1,4 @@
-"""Test whether the model fits the data, before a run writes anything, so that errors are one line."""
+"""Test whether the model fits the data before a run writes anything, so that the error is one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
 
 
 def _numbers(x: Tensor) -> str:
-    """Return, for an error, the largest integer input (token, user): a model may lack an entry for it."""
+    """Return text for an error message: the largest number in `x` if it has integers, otherwise nothing.
+
+    Integers are indices, such as tokens or users, and an embedding of the model may be too short for them.
+    """
     return "" if x.is_floating_point() else f" with numbers up to {x.max().item()}"
 
 

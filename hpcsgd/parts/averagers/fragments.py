@@ -1,4 +1,4 @@
-"""Fragments: parts of the model that are synchronized separately. Layers go to fragments in strides.
+"""Fragments: parts of the model that are synchronized separately. Each layer belongs to one fragment.
 
 The parameters alone determine which elements belong to a fragment. So fragments are the same for groups of
 any K, and for buckets of any size.
@@ -49,7 +49,7 @@ class Fragment:
                 yield from zip((x[c] for c in cuts), pieces, strict=True)
 
     def dtypes(self, mine: Sequence[Tensor]) -> dict[int, torch.dtype]:
-        """Return the dtypes of `mine`, by index of the bucket; `mine` has the shapes of `of(vectors)`."""
+        """Return the dtype of each tensor in `mine` by the index of its bucket; `of` returns such tensors."""
         numbers = [i for i, cuts in enumerate(self.cuts) if cuts]
         return {i: x.dtype for i, x in zip(numbers, mine, strict=False)}
 
@@ -81,9 +81,9 @@ def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
 def put_together(
     owned: Sequence[Tensor], pieces: Sequence[tuple[Fragment, Sequence[Tensor]]]
 ) -> list[Tensor]:
-    """Return vectors shaped like `owned`, with the fragments' values in `pieces` and zeros elsewhere.
+    """Return vectors shaped like `owned`, with the values of the fragments in `pieces` and zeros elsewhere.
 
-    `pieces` has fragments, each with values in the shapes of `Fragment.of`.
+    `pieces` has pairs of a fragment and its values, in the shapes of `Fragment.of`.
     """
     dtypes: dict[int, torch.dtype] = {}
     for fragment, mine in pieces:
@@ -100,7 +100,7 @@ def _size(slots: Sequence[Slot]) -> int:
 
 
 def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
-    """Yield the parts of `slots`, taken as one sequence of real numbers, that lie in [low, high)."""
+    """Yield the parts of `slots` that lie in [low, high), if all slots are one sequence of real numbers."""
     start = 0
     for slot in slots:
         stop = start + _size([slot])

@@ -1,6 +1,6 @@
-"""Guarded mean of the replica groups that are alive: each one says whether it is an outlier of its history.
+"""The guarded mean of the replica groups that are alive: each group tests itself by its own history.
 
-The algorithm is that of `hpcsgd.parts.averagers.guarded`, among the M groups of the membership in this round:
+The algorithm and its symbols are those of `hpcsgd.parts.averagers.guarded`, among the groups of this round:
 
     group g is left out      if G_g is not finite, or G_g − m_g > z·σ_g     (decided by group g)
     a_g = exp(−G_g/τ) / Σ_j exp(−G_j/τ)   over the other groups, τ = T·median_j G_j
@@ -10,11 +10,11 @@ As all groups begin from the same θ, Σ_g a_g·W_g is θ + Σ_g a_g·Δ_g.
 
 Differences from `guarded`:
 
-- A group keeps only its own history. So groups may come and go, and one that returns has a new history.
+- A group keeps only its own history. So groups may leave and return. A group that returns has a new history.
 - There is no limit φ of the mean change, because a group that returns does not know θ.
-- Float buffers have the same weights.
-- A group that is alone is not left out.
-- The norm of a late group is that of its own displacement, from the θ from which it trained.
+- Float buffers are averaged with the same weights.
+- If a round has only one group, that group is not left out.
+- For a late group, G_g is the norm of its change from the θ that it started from, not from the newest θ.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GuardedElasticMean:
         self.traits = ElasticMean(quorum).traits
         self._theta: list[Tensor] = []
         self._buffers: list[Tensor] = []
-        """The float buffers after the last synchronization, joined."""
+        """The float buffers after the last synchronization, one vector per dtype."""
         self._history = NormHistory()
         self._is_out = False
         """True if this group is left out according to the log."""
@@ -68,7 +68,7 @@ class GuardedElasticMean:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        self.prepare(found, s)  # a run that goes on synchronizes before its first step
+        self.prepare(found, s)  # a resumed run synchronizes before its first step
         self.average_from(self._theta, s)
         for theta, b in zip(self._theta, s.buckets, strict=True):
             theta.copy_(b.parameters)
@@ -119,7 +119,7 @@ class GuardedElasticMean:
         self._history, self._theta = NormHistory(**state.replicated), []
 
     def _report(self, norm: float, *, out: bool, all_out: bool, s: StepContext) -> None:
-        """Log on rank 0 if this group is left out from now on, or is back."""
+        """Log on rank 0 if this group is left out for the first time, or is averaged again."""
         was_out, self._is_out = self._is_out, out
         if s.topology.rank != 0 or out == was_out:
             return
@@ -138,9 +138,9 @@ class GuardedElasticMean:
 
 
 class _Weighted:
-    """What group `index` adds to a mean in which all groups have the weights of `guard`.
+    """The contribution of group `index` to a mean in which all groups have the weights of `guard`.
 
-    `norm`: infinite if this group is to be left out.
+    `norm`: the norm of the group's change; infinite if the group is to be left out.
     """
 
     def __init__(
@@ -156,18 +156,22 @@ class _Weighted:
         self.tensors: Sequence[Tensor] = ()
         self.theta: Sequence[Tensor] = ()
         self.last_buffers: Sequence[Tensor] = ()
-        """The model and the joined buffers after the last synchronization, which are averaged if all groups
-        are left out."""
+        """The model and the buffers after the last synchronization, which are averaged if all groups are left
+        out."""
         self.weights: dict[int, float] = {}
         """The weights of the groups that are not left out, by group."""
         self.left_out = 0
         self.moved = False
-        """True if one of the groups that are averaged has moved since the last synchronization."""
+        """True if the model of any averaged group has changed since the last synchronization."""
         self.counts = False
-        """True if this group is one of those that are averaged, left out or not."""
+        """True if this group takes part in the round, even if it is left out of the mean."""
 
     def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
-        """Return the tensors whose plain mean over the groups in `norms` is the weighted mean."""
+        """Return this group's tensors, scaled so that their plain mean over groups is the weighted mean.
+
+        The factor is the group's weight times the number of groups in `norms`. If all groups are left out,
+        each returns the model and the buffers of the last synchronization.
+        """
         alone = len(norms) == 1
         kept = [g for g, G in norms.items() if math.isfinite(G) or alone]
         found = [1.0] if alone else self._guard.weights([norms[g] for g in kept]) if kept else []
@@ -185,7 +189,7 @@ class _Weighted:
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
-    """Return `factor`·x in the dtype of sums; 0 for 0, also if x is not finite."""
+    """Return `factor`·x in the dtype of sums. With factor 0 the result is 0, even if x is not finite."""
     if factor == 1:
         return x
     wide = x.to(accumulation_dtype(x.dtype))

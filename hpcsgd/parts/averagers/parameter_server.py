@@ -49,7 +49,7 @@ class ServerConnection:
     ) -> None:
         """Set the holders' initial values to `model`, which has the layout of `owned`. Collective.
 
-        `numbers` is that of `ServerPart`.
+        `numbers`: see `ServerPart`.
         """
         parts = parts_of(owned, inter_group.size)
         self.pushed, self.read = ([MessageBuffer.like(x, None, numbers) for x in parts] for _ in range(2))
@@ -69,7 +69,7 @@ class ServerConnection:
 
         Returns the seconds per step of the fastest group, as the holders know them; 0 if none knows them.
         """
-        # Once this copy is on the host, the last step's copies out of `_rooms` are done, too.
+        # Once this copy is on the host, the device has finished the last step's copies out of `_rooms`.
         leaving = on_host([message.bytes for message in self.pushed])
         self._service.ask(_by_rank(leaving), _by_rank(self._rooms)).wait()
         for read, room in zip(self.read, self._rooms, strict=True):
@@ -96,9 +96,9 @@ class ServerConnection:
             )
 
     def begin(self, model: Sequence[Tensor], state: State) -> str:
-        """Replace the holders' values with those of `model`, and their rules' state by `state`. Collective.
+        """Replace the holders' values with those of `model`, and their rules' state with `state`. Collective.
 
-        Returns, as text, what starts anew because it does not fit.
+        Returns a text that names the state that does not fit, and is discarded.
         """
         with self._service.at_rest():
             self.keeper.begin(self._kept(model), self._inter_group.size)
@@ -135,12 +135,12 @@ class ServerConnection:
 
 
 class ParameterServer:
-    """The averager that sends the group's change to the holders, and reads their new values.
+    """The averager that sends the group's change to the holders of the parts, and reads their new values.
 
-    The change is everything that is new since the last read, including what the user wrote into the
-    parameters between two steps. Two metrics are counted at the part that this rank holds: `staleness` is the
-    number of updates by other groups since this group's last read, and `ahead` the number of updates by which
-    this group is ahead of the slowest one.
+    The change is the difference from the model that the group has read last. It includes what the user wrote
+    into the parameters between two steps. This rank reports two metrics about the part that it holds.
+    `staleness` is the number of updates by other groups since this group's last read. `ahead` is the number
+    of updates by which this group is ahead of the slowest one.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ParameterServer:
         self._saved = State()
         """The state that was loaded since the last step."""
         self._lost = ""
-        """What of the loaded state starts anew, as text."""
+        """A text that names the loaded state that does not fit; empty if all fits."""
         self._anew = True
         """True if the group's parameters were not read from the holders, but are initial or loaded values."""
 
@@ -223,7 +223,10 @@ class ParameterServer:
         return [push, push]
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """Return the bytes of messages in both directions, of P answers, a question, and the rank's part."""
+        """Return the bytes of the message buffers and of the part that this rank holds.
+
+        The buffers are for P messages in each direction, and, as a holder, for P answers and one request.
+        """
         messages = (3 * m.P + 1) * (m.message_buffer(m.P) + 8 * (self._numbers - 1))
         return messages + (1 + self._rule.vectors_per_part) * m.own_elements(wide=True) / m.P
 

@@ -45,7 +45,7 @@ class QuantizedShards:
         self._saved: Sequence[Tensor] = []
 
     def restore(self, s: StepContext) -> None:
-        """Change `param_shard` of every bucket from p, the value on all ranks, to x, the exact value."""
+        """Replace p, the value on all ranks, in `param_shard` of every bucket by x, the exact value."""
         if s.topology.group_size == 1:  # no other rank has p, so only the e of a loaded state is added
             for b, e in zip(s.buckets, self._saved, strict=False):
                 b.param_shard.add_(e)
@@ -65,7 +65,7 @@ class QuantizedShards:
             beside.copy_(p)
 
     def gather(self, s: StepContext) -> None:
-        """Send the quantized change of this rank's shards, and add all ranks' changes to `w`. Collective."""
+        """Gather the quantized changes x − p of all ranks' shards, and add them to `w`. Collective."""
         if s.topology.group_size == 1:
             return
         for i, (b, p) in enumerate(zip(s.buckets, self._beside, strict=True)):
@@ -97,5 +97,5 @@ class QuantizedShards:
         return {PARAMETERS: list(kept)} if kept else {}
 
     def resume_from(self, kept: Sequence[Tensor]) -> None:
-        """Continue with `kept`, the differences e that `shards` returned."""
+        """Continue with the differences e in `kept`, which `shards` returned when the state was saved."""
         self._beside, self._saved = [], kept

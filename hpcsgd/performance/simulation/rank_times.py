@@ -49,7 +49,10 @@ class RankTimes:
             np.maximum.at(self.last, steps, times)
 
     def forget(self, t: int) -> None:
-        """Reset counts and times of the steps from `t` on, which will be made again; keep the seconds."""
+        """Reset the counts and end times of the steps from `t` on, which the groups will end again.
+
+        The seconds by cause stay, because that time was spent.
+        """
         for those, at_first in (
             (self.count, 0),
             (self.lost, 0),

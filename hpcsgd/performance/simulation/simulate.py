@@ -14,7 +14,7 @@ from hpcsgd.performance.simulation.rules import rule_of
 from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 MOST = 10**10
-"""The largest number of steps of all ranks together; to simulate them takes hours."""
+"""The largest number of steps of all ranks together; simulating so many takes hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Simulation:
 
     @property
     def rule(self) -> Rule:
-        """The rule that simulates `waits`."""
+        """The object that simulates a run in which groups wait for each other as `waits` says."""
         return rule_of(self.waits)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Simulated:
     samples_per_second: float
     """Samples per second of all groups together, without samples lost to failures."""
     goodput: float
-    """The share of the groups' time that was not lost to failures, including checkpoints."""
+    """The share of the groups' time that was not lost to failures, nor spent on checkpoints."""
     shares: dict[str, float]
     """Shares of the groups' time by cause, as in `rank_times.CAUSES`, until each group ended."""
     stats: RankTimes

@@ -82,7 +82,7 @@ def _event(line: Line) -> Event:
 
 
 def _computing(window: Window) -> dict[str, float]:
-    """Return the seconds of each part of the steps, without waits, which are reported separately."""
+    """Return the training thread's seconds in each of `COMPUTING`, without the time that it waited."""
     own = [e for e in window.events if e.thread == TRAINING and e.end > window.begin]
     standing = union((e.start, e.end) for e in own if e.kind == WAIT)
     return {

@@ -1,8 +1,8 @@
-"""A course, a series of any length, reduced to few points in one pass. Spikes stay visible.
+"""Reduce a series of any length to a few points in one pass. Spikes stay visible.
 
-Values go into buckets of equal size. Each bucket keeps the smallest value, the largest and the mean. If there
-are too many buckets, neighbours are joined, and later buckets hold twice the number of values. So memory does
-not grow with the number of values, which need not be known in advance.
+Consecutive values form buckets of equal size. Each bucket keeps the smallest value, the largest and the mean.
+If there are too many buckets, neighbours are joined, and later buckets hold twice the number of values. So
+memory does not grow with the number of values, which need not be known in advance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(slots=True)
 class Bucket:
-    """A summary of consecutive values of a course. `values` is their number."""
+    """A summary of consecutive values of a series. `values` is their number."""
 
     values: int
     low: tuple[float, float]
@@ -39,7 +39,7 @@ class Bucket:
 
 @dataclass
 class ThinnedCourse:
-    """A course that keeps few points. Values are added in the order of their positions."""
+    """A series that keeps only a few points. Values are added in the order of their positions."""
 
     most: int = BUCKETS
     values: int = 0
@@ -68,7 +68,7 @@ class ThinnedCourse:
             self._buckets.append(new)
 
     def extremes(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest value of the course, or None if it has no finite values."""
+        """Return the smallest and the largest value of the series, or None if it has no finite values."""
         if not self._buckets:
             return None
         return min(b.low[1] for b in self._buckets), max(b.high[1] for b in self._buckets)
