@@ -11,7 +11,9 @@ import pytest
 
 import hpcsgd
 import programs
+from launchers import Launcher, by_each_launcher
 from pythons import python
+from train.launches import unlaunched
 
 PAGE = (Path(__file__).parents[2] / "docs/from-horovod.md").read_text()
 SCRIPT = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -58,10 +60,11 @@ ON_RANK_1: dict[str, object] = {
 
 
 @pytest.mark.slow
-def test_the_script_runs(tmp_path: Path) -> None:
+@by_each_launcher
+def test_the_script_runs(by: Launcher, tmp_path: Path) -> None:
     (script,) = SCRIPT.findall(PAGE)
     (tmp_path / "train.py").write_text(script)
-    done = programs.run([programs.mpiexec(), "-n", "4", *python("train.py")], cwd=tmp_path)
+    done = programs.run(by("train.py"), cwd=tmp_path, env=unlaunched())
     assert re.fullmatch(r"mean loss \d\.\d\d\n", done.stdout)
 
 
