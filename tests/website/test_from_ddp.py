@@ -11,7 +11,8 @@ import pytest
 
 import hpcsgd
 import programs
-from pythons import python
+from launchers import Launcher, by_each_launcher, by_torchrun
+from train.launches import unlaunched
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/from_ddp"
@@ -37,26 +38,22 @@ def test_the_page_says_which_name_the_error_about_join_has() -> None:
 
 
 def trained(command: list[str], folder: Path) -> list[tuple[str, str]]:
-    return ACCURACY.findall(programs.run(command, cwd=folder).stdout)
-
-
-def mpi(script: Path) -> list[str]:
-    return [programs.mpiexec(), "-n", "4", *python(str(script))]
+    return ACCURACY.findall(programs.run(command, cwd=folder, env=unlaunched()).stdout)
 
 
 @pytest.mark.slow
-def test_the_script_trains_and_resumes(tmp_path: Path) -> None:
+@by_each_launcher
+def test_the_script_trains_and_resumes(by: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "after.py"
     shutil.copy(EXAMPLES / "after.py", script)
-    found = trained(mpi(script), tmp_path)
+    found = trained(by(script), tmp_path)
     assert [epoch for epoch, _ in found] == ["1", "2", "3", "4"]
     assert float(found[-1][1]) > LEAST
     script.write_text(script.read_text().replace("EPOCHS = 4", "EPOCHS = 6"))
-    assert [epoch for epoch, _ in trained(mpi(script), tmp_path)] == ["5", "6"]
+    assert [epoch for epoch, _ in trained(by(script), tmp_path)] == ["5", "6"]
 
 
 @pytest.mark.long
 def test_the_script_for_ddp_trains(tmp_path: Path) -> None:
-    agent = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    found = trained([*agent, str(EXAMPLES / "before.py")], tmp_path)
+    found = trained(by_torchrun(EXAMPLES / "before.py", n=2), tmp_path)
     assert float(found[-1][1]) > LEAST
