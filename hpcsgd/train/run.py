@@ -23,7 +23,6 @@ from hpcsgd.errors import MOVED, STOPPED, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
 from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
-from hpcsgd.report.loggers.processes import LoggerProcesses, logger_run
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.run_folder import CHECKPOINTS, usable
 from hpcsgd.report.summary import byte_text
@@ -40,8 +39,9 @@ from hpcsgd.train.stopping import Reasons, Stopping
 from hpcsgd.train.tracing import Trace
 from hpcsgd.train.training_setup import TrainingSetup, assemble
 
-if TYPE_CHECKING:  # only replica groups load them
+if TYPE_CHECKING:  # only replica groups and runs with loggers load them
     from hpcsgd.elastic.elastic_average import ElasticAverage
+    from hpcsgd.report.loggers.processes import LoggerProcesses
     from hpcsgd.train.elastic_run import ElasticRun
 
 log = logging.getLogger(__name__)
@@ -156,6 +156,8 @@ def _train(
         if topology.rank == 0:
             loop.monitor = monitor
             if described:
+                from hpcsgd.report.loggers.processes import LoggerProcesses, logger_run
+
                 loggers = LoggerProcesses(described, logger_run(setting.folder, setting.config, t))
                 open_files.enter_context(loggers)
             also = None if loggers is None else loggers.put

@@ -40,7 +40,6 @@ from hpcsgd.errors import UserError, in_file, in_section
 from hpcsgd.models.sharded import META, fully_shard, without_values
 from hpcsgd.models.weights import load_into
 from hpcsgd.named import annotations_of, build, call, resolve
-from hpcsgd.report.loggers import require_loggers
 from hpcsgd.report.step_timer import Sample
 from hpcsgd.train.devices import Delivery, device_of
 from hpcsgd.train.length import Length, length, tested
@@ -148,7 +147,10 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         how_long = length(section, batches, topology.world_size, task.tokens)
         enough = tested(section, len(test), task.tokens)
         method = make_method(config.method, steps_per_epoch, how_long.expected)
-        require_loggers(config.run.loggers or ())
+        if config.run.loggers:
+            from hpcsgd.report.loggers import require_loggers
+
+            require_loggers(config.run.loggers)
     own = config.seed + 1 + number_of(topology)
     seed_generators(own)  # from here on random numbers (dropout) differ between ranks
     optimizer = DistributedOptimizer(
