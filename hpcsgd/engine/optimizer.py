@@ -145,7 +145,8 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
             self._reducer = GradientReducer(
                 self._grad_reduce, buckets,
                 lambda: ReduceContext(self._step.fixed, self.t + 1, self.rates, self._step.metrics),
-                self._everyone if self._grad_reduce.traits.across else self._shared,
+                # A method that switches to another one may average gradients across groups only at first.
+                lambda: self._everyone if self._grad_reduce.traits.across else self._shared,
                 self._call, topology.intra_group,
                 passes=gradient_accumulation_steps, overlap=overlap_grad_reduce,
                 remembers=method.grad_reduce.traits.keeps_gradients,

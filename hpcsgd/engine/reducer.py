@@ -37,7 +37,7 @@ class GradientReducer:
         grad_reduce: GradReduce,
         buckets: Sequence[Bucket],
         departing: Callable[[], ReduceContext],
-        agreement: Agreement,
+        agreement: Callable[[], Agreement],
         calling: Callable[[str], Call],
         group: Communicator,
         *,
@@ -262,7 +262,7 @@ class GradientReducer:
         self._sending.send_until(len(self._buckets))
 
     def _begin_agreement(self, call: Call, gradients: Gradients) -> PresenceAgreement:
-        return PresenceAgreement(self._agreement, call, gradients, self._slots)
+        return PresenceAgreement(self._agreement(), call, gradients, self._slots)
 
     def _conclude(self, mine: Gradients, agreement: PresenceAgreement) -> None:
         """Wait for the ranks' agreement, and set `param.grad` to None if no rank has a gradient."""
