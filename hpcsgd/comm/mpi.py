@@ -62,7 +62,7 @@ class MpiBackend(Backend):
     calls are nonblocking, and are polled with growing pauses.
     """
 
-    def __init__(self, comm: MPI.Comm, nodes: Sequence[int]) -> None:
+    def __init__(self, comm: MPI.Intracomm, nodes: Sequence[int]) -> None:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.node = nodes[self.rank]

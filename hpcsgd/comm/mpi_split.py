@@ -14,7 +14,7 @@ from hpcsgd.comm.backend import polled
 from hpcsgd.comm.mpi_library import MPI
 
 
-def split(comm: MPI.Comm, color: int, key: int, tag: int) -> tuple[MPI.Comm, list[int]]:
+def split(comm: MPI.Intracomm, color: int, key: int, tag: int) -> tuple[MPI.Intracomm, list[int]]:
     """Return a communicator of the ranks of one `color`, ordered by (`key`, rank), and these ranks of `comm`.
 
     Collective over `comm`. Messages on `comm` must not have the same `tag`.
@@ -29,7 +29,7 @@ def split(comm: MPI.Comm, color: int, key: int, tag: int) -> tuple[MPI.Comm, lis
     return made, members
 
 
-def places(comm: MPI.Comm, color: int, key: int, tag: int) -> np.ndarray:
+def places(comm: MPI.Intracomm, color: int, key: int, tag: int) -> np.ndarray:
     """Return the color and the key of each rank, shape (ranks, 2), dtype int64.
 
     In round i, each rank receives what rank + 2^i knows. No rank returns before all ranks have called this.

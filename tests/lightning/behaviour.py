@@ -67,7 +67,7 @@ def case_two_optimizers(folder: Path) -> Any:
             optimizer.step()
     with optimizers[0].averaged_model(), optimizers[1].averaged_model():
         plain = [*digests(module), *(each.t for each in optimizers)]
-    found = {"plain": plain}
+    found: dict[str, Any] = {"plain": plain}
     fitted = fit(lambda: Gan(toggles=False), epochs=1)
     found["not toggled"], found["global_step"] = fitted.found, fitted.trainer.global_step
     found["toggled"] = fit(lambda: Gan(toggles=True), epochs=1).found
