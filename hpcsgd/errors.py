@@ -191,14 +191,9 @@ def tell(text: str) -> None:
     were ended. The first rank to fail writes the file, and later ranks then print nothing. torchrun names one
     file for each rank.
     """
-    if name := os.environ.get("HPCSGD_FAILURE"):
-        try:
-            with open(name, "x", encoding="utf-8") as file:
-                print(text, file=file)
-        except FileExistsError:
-            return
-        except OSError as error:
-            print_at_once(f"hpcsgd: {name}: cannot be written: {error.strerror}")
+    name = os.environ.get("HPCSGD_FAILURE")
+    if name and not _written_first(name, text):
+        return
     _note_for_agent(text)
     print_at_once(text)
 
@@ -209,15 +204,23 @@ def note_exit_code(code: int) -> None:
     torchrun ends with 1, whatever codes its ranks end with. A replica group that moves has not failed.
     """
     name = os.environ.get(EXIT_CODE_FILE)
-    if not name or code in (0, MOVED):
-        return
+    if name and code not in (0, MOVED):
+        _written_first(name, str(code))
+
+
+def _written_first(name: str, text: str) -> bool:
+    """Write the file `name`, and return False if another rank has written it already.
+
+    If it cannot be written, an error is printed.
+    """
     try:
         with open(name, "x", encoding="utf-8") as file:
-            print(code, file=file)
+            print(text, file=file)
     except FileExistsError:
-        return
+        return False
     except OSError as error:
         print_at_once(f"hpcsgd: {name}: cannot be written: {error.strerror}")
+    return True
 
 
 def forget_exit_code() -> None:

@@ -1,4 +1,4 @@
-"""One rank of `endings.py`: it has a fault, or trains with the others until they have one.
+"""One rank of `endings.py`: it has a fault, or sums vectors with the others until the job ends.
 
     rank.py FAULT FILE TIMEOUT
 
