@@ -1,16 +1,53 @@
-"""Predict, from a machine file, the seconds of a step with each setting of gradient communication."""
+"""Predict, from a machine file, the cost of a step, and how its seconds depend on the reduction settings."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcsgd.config.schema import Config
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost import machine as machines
-from hpcsgd.cost.machine import measured
+from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.cost.price import StepCost, computed, over_run, price
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.train.reduce_settings import ReduceSettings, left_open
-from hpcsgd.train.training_profile import profile_of, require_same_model
+from hpcsgd.train.training_profile import TrainingProfile, profile_of, require_same_model
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """One stage of a run: its plan, the number of its steps, and the cost of one step."""
+
+    plan: StepPlan
+    steps: int
+    step: StepCost
+
+
+def priced_stages(
+    subject: TrainingProfile,
+    plan: StepPlan,
+    m: ModelLayout,
+    machine: Machine,
+    sync_rate: float | None = None,
+) -> tuple[PricedPlan, ...]:
+    """Return the stages of a run by `plan`: one, unless the method changes to another one.
+
+    `m`: the model's layout under `plan`. `sync_rate`: see `hpcsgd.cost.traffic.of_step`. Raises `UserError`
+    if the cost of the method cannot be predicted, or if the machine lacks a measurement.
+    """
+    compute, training = measured(machine), subject.config.training
+
+    def cost(stage: StepPlan) -> StepCost:
+        return price(
+            stage, m, machine, computed(stage, m, compute, subject.B / m.K),
+            ranks_per_host=m.ranks_per_host, sync_rate=sync_rate,
+            overlap=training.overlap_grad_reduce is not False, prefetch=training.overlap_param_gather,
+            broadcast=subject.broadcast,
+        )  # fmt: skip
+
+    return tuple(PricedPlan(stage, steps, cost(stage)) for stage, steps in plan.of_run(subject.steps(m.P)))
 
 
 def predicted(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -> dict[ReduceSettings, float]:
@@ -24,18 +61,10 @@ def predicted(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -
     choices = left_open(config, K)
     found: dict[ReduceSettings, float] = {}
     for way in itertools.product(choices.sizes, choices.overlaps, choices.grad_reduces):
-        sending = ReduceSettings(*way)
-        chosen = subject.with_config(sending.within(config))
+        settings = ReduceSettings(*way)
+        chosen = subject.with_config(settings.within(config))
         plan = chosen.plan(chosen.own_method(P))
         m = chosen.sizes(P, K, ranks_per_host, plan)
-        costs: list[tuple[StepCost, int]] = []
-        for stage, steps in plan.of_run(chosen.steps(P)):
-            own = computed(stage, m, measured(machine), chosen.B / K)
-            cost = price(
-                stage, m, machine, own, ranks_per_host=ranks_per_host,
-                overlap=sending.overlap, prefetch=config.training.overlap_param_gather,
-                broadcast=subject.broadcast,
-            )  # fmt: skip
-            costs.append((cost, steps))
-        found[sending] = over_run(costs).seconds
+        stages = priced_stages(chosen, plan, m, machine)
+        found[settings] = over_run([(stage.step, stage.steps) for stage in stages]).seconds
     return found

@@ -5,22 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcsgd.core.traffic import ModelLayout
-from hpcsgd.cost.machine import Machine, measured
+from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.memory import kept
-from hpcsgd.cost.price import StepCost, computed, over_run, price
+from hpcsgd.cost.price import StepCost, over_run
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.performance.planning.candidates import Option, shapes
+from hpcsgd.train.predicted import PricedPlan, priced_stages
 from hpcsgd.train.training_profile import TrainingProfile
-
-
-@dataclass(frozen=True)
-class PricedPlan:
-    """One stage of a run: its plan, the number of its steps, and the cost of one step."""
-
-    plan: StepPlan
-    steps: int
-    step: StepCost
 
 
 @dataclass(frozen=True)
@@ -99,17 +91,7 @@ def estimate(
             f"{count_text(subject.samples, 'sample')} are not one batch of {subject.B} for each of "
             f"{count_text(P, 'group')}"
         )
-    compute = measured(machine)
-    training = subject.config.training
-
-    def cost(stage: StepPlan) -> StepCost:
-        return price(
-            stage, m, machine, computed(stage, m, compute, subject.B / K), sync_rate=sync_rate,
-            overlap=training.overlap_grad_reduce is not False, prefetch=training.overlap_param_gather,
-            broadcast=subject.broadcast,
-        )  # fmt: skip
-
-    stages = tuple(PricedPlan(each, count, cost(each)) for each, count in plan.of_run(subject.steps(P)))
+    stages = priced_stages(subject, plan, m, machine, sync_rate)
     return Estimate(
         option=option,
         P=P,
