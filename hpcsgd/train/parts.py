@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import optim
 from torch.optim.lr_scheduler import LRScheduler
 
+from hpcsgd.config.reader import as_table
 from hpcsgd.config.schema import MethodSection
 from hpcsgd.core.method import Method
 from hpcsgd.engine.muon import muon
@@ -23,4 +24,4 @@ def make_method(section: MethodSection, steps_per_epoch: int, total_steps: int |
 
     Raises `UserError`, which names the key of the job file.
     """
-    return method_of({"name": section.name, **section.arguments}, steps_per_epoch, total_steps)
+    return method_of(as_table(section), steps_per_epoch, total_steps)

@@ -15,7 +15,8 @@ import torch
 from torch import nn, optim
 
 from hpcsgd import models
-from hpcsgd.config.schema import Config, MethodSection
+from hpcsgd.config.reader import as_table
+from hpcsgd.config.schema import Config
 from hpcsgd.core.buffers import averaged_buffers
 from hpcsgd.core.elements import num_reals
 from hpcsgd.core.layout import bucket_bytes, nbytes
@@ -29,8 +30,8 @@ from hpcsgd.engine.muon_by_rows import periods
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, in_section
 from hpcsgd.models.sharded import fsdp_units, without_values
+from hpcsgd.train.families import method_of
 from hpcsgd.train.loading import opened
-from hpcsgd.train.parts import make_method
 from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import make_optimizer
 
@@ -123,15 +124,13 @@ class TrainingProfile:
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
         """Return the method that `table` of a job file describes. Raises `UserError` for mistakes."""
-        arguments = {key: value for key, value in table.items() if key != "name"}
-        section = MethodSection(name=table["name"], arguments=arguments)
-        return self.with_config(dataclasses.replace(self.config, method=section)).own_method(P)
+        known = self.config.training.tokens is None or self.tokens is not None
+        total_steps = self.steps(P) if known else None
+        return method_of(table, self.steps_per_epoch(P), total_steps)
 
     def own_method(self, P: int) -> Method:
         """Return the method of the job file, for P groups."""
-        known = self.config.training.tokens is None or self.tokens is not None
-        total_steps = self.steps(P) if known else None
-        return make_method(self.config.method, self.steps_per_epoch(P), total_steps)
+        return self.method(as_table(self.config.method), P)
 
     def with_config(self, config: Config) -> TrainingProfile:
         """Return a profile of the same model and samples with another `config`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcsgd.cli.citing.uses import ENTRY, OTHERS, PRECISIONS, papers_of
 from hpcsgd.config.parts import Parts
+from hpcsgd.config.reader import as_table
 from hpcsgd.config.schema import Config, MethodSection, load
 from hpcsgd.core.method import Method
 from hpcsgd.data import PARTITIONS
@@ -45,8 +46,7 @@ def _of_method(section: MethodSection) -> list[str]:
     """Return the BibTeX keys of the method's papers, in the order in which its parts are made."""
     found: list[str] = []
     families = {kind: _RecordsPapers(table, found) for kind, table in FAMILIES.items()}
-    table = {"name": section.name, **section.arguments}
-    Parts(families, steps_per_epoch=1, total_steps=10**9).make(Method, table, "method")
+    Parts(families, steps_per_epoch=1, total_steps=10**9).make(Method, as_table(section), "method")
     return found
 
 

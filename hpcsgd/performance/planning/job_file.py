@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from hpcsgd.config.reader import as_table
 from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.files.atomic import replacing
@@ -56,8 +57,7 @@ def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{plan}: not the plan.json of hpcsgd plan: {error}") from error
     config = load(path, overrides)
-    job = {"name": config.method.name, **config.method.arguments}
-    if (config.parallel.groups, job) != (groups, method):
+    if (config.parallel.groups, as_table(config.method)) != (groups, method):
         raise UserError(
             f"{path}: the plan is for {count_text(groups, 'group')} and {choice['label']}: put it there "
             "with hpcsgd plan "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.config.reader import as_table
 from hpcsgd.config.schema import load
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
@@ -59,7 +60,7 @@ def run(
     limit = config.parallel.groups if probe is None else groups_of(probe)
     wanted = _ranks(ranks, machine)
     asked = None if methods is None else [name.strip() for name in methods.split(",")]
-    own = {"name": config.method.name, **config.method.arguments}
+    own = as_table(config.method)
     found, left_out = estimates(
         subject, machine, options(own, asked, _numbers(every)), wanted, limit, sync_rate=sync_rate
     )
