@@ -13,4 +13,4 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--max-bytes", type=int, required=True)
     given = parser.parse_args()
-    run(None, (), out=given.out, quick=False, max_bytes=given.max_bytes, seconds=given.seconds)
+    run(None, None, out=given.out, quick=False, max_bytes=given.max_bytes, seconds=given.seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -57,8 +58,9 @@ def compare(
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*overrides, *compared.overrides())
-    read_at_once(job, typed, lambda: configs(job, typed, compared.methods))
+    read = cache(lambda: configs(job, typed, compared.methods))
+    read_at_once(job, typed, read)
 
     from hpcsgd.performance.comparing import run
 
-    run(job, typed, compared.methods, compared.target, resume)
+    run(job, read, compared.target, resume)

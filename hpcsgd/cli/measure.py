@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,9 +34,11 @@ def measure(
     :param max_bytes: The largest messages; 64 MB, and 16 MB with --quick.
     :param seconds: About how long to measure; 220, and 33 with --quick.
     """
+    read = None
     if job is not None:
-        read_at_once(job, overrides, partial(load, job, overrides))
+        read = cache(partial(load, job, overrides))
+        read_at_once(job, overrides, read)
 
     from hpcsgd.performance.measuring import run
 
-    run(job, overrides, out=out, quick=quick, max_bytes=max_bytes, seconds=seconds)
+    run(job, read, out=out, quick=quick, max_bytes=max_bytes, seconds=seconds)

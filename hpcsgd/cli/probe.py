@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -36,12 +37,13 @@ def probe(
     :param delta: Report how often a selsync job, started on all its ranks, would average for each delta.
     :param steps: The number of steps to observe for --delta.
     """
-    read_at_once(job, overrides, lambda: load(job, overrides))
+    read = cache(lambda: load(job, overrides))
+    read_at_once(job, overrides, read)
     if delta:
         from hpcsgd.performance.probing import delta as deltas
 
-        deltas.run(job, overrides, steps)
+        deltas.run(job, read, steps)
         return
     from hpcsgd.performance.probing.job_file import run
 
-    run(job, overrides, groups=groups, repeats=repeats, ranks=ranks, idle=offload_dir)
+    run(job, read, groups=groups, repeats=repeats, ranks=ranks, idle=offload_dir)

@@ -6,6 +6,7 @@ The job's exception hook handles a `UserError`, because the hook knows whether o
 from __future__ import annotations
 
 import signal
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -39,10 +40,11 @@ def train(
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*(["--run.trace_steps", "auto"] if trace else []), *overrides)
-    read_at_once(job, typed, lambda: load(job, typed))
+    read = cache(lambda: load(job, typed))
+    read_at_once(job, typed, read)
 
     from hpcsgd.train import run
 
     by_probe = [] if probe is None else ["--parallel.groups", "--parallel.group_size"]
     with at_line(job, (*typed, *by_probe)):
-        run(job, typed, resume, probe)
+        run(job, read, resume, probe)

@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 from hpcsgd.comm import Communicator, PeerLost
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, RunSection, dump
-from hpcsgd.config.variants import configs, folder_name
+from hpcsgd.config.variants import folder_name
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Topology, raise_on_all_ranks
 from hpcsgd.errors import UserError, count_text, in_file, in_section, located
@@ -25,7 +25,7 @@ from hpcsgd.report import run_folder
 from hpcsgd.report.comparison import Comparison, Entry, comparison_text, read_comparison, write_comparison
 from hpcsgd.report.metrics import read
 from hpcsgd.train.devices import form_job
-from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
+from hpcsgd.train.process import compute_alike, join_world, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.train.reduce_settings import as_it_began
 from hpcsgd.train.run import end_as, train
 from hpcsgd.train.stopping import Reasons
@@ -33,6 +33,8 @@ from hpcsgd.train.training_setup import assemble
 
 log = logging.getLogger(__name__)
 
+Read = Callable[[], Mapping[str, Config]]
+"""A function that reads a job file and returns the configuration of each variant by its label."""
 OWN_TO_A_START = (
     *(("parallel", "timeout_s"), ("run", "output_dir"), ("run", "loggers")),
     *(("training", "time_limit_s"), ("training", "stop_before_end_s")),
@@ -55,27 +57,20 @@ class Trial:
         return self.config.run.output_dir
 
 
-def run(path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool) -> None:
+def run(path: Path, read_variants: Read, target: float | None, resume: bool) -> None:
     """Train each variant of the job file and write the comparison; all ranks that were started call this.
 
-    `methods`: the variants as typed, or the name of a TOML file with them. After a signal or at the time
-    limit the process writes a checkpoint and ends with exit code `STOPPED`.
+    `read_variants` reads the job file at `path`. After a signal or at the time limit the process writes a
+    checkpoint and ends with exit code `STOPPED`.
     """
-    end_as(lambda: _run(world_for(path, overrides), path, overrides, methods, target, resume))
+    end_as(lambda: _run(path, read_variants, target, resume))
 
 
-def _run(
-    world: Communicator,
-    path: Path,
-    overrides: Sequence[str],
-    methods: str,
-    target: float | None,
-    resume: bool,
-) -> str | None:
-    with raise_on_all_ranks(world, "reading the job file"):
-        chosen = configs(path, overrides, methods)
+def _run(path: Path, read_variants: Read, target: float | None, resume: bool) -> str | None:
+    world, first = join_world(lambda: next(iter(read_variants().values())))
+    chosen = read_variants()
     log_to_stdout(world.rank)
-    section = next(iter(chosen.values())).training  # all variants have the same section
+    section = first.training  # all variants have the same section
     reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=world.rank == 0)
     use_threads(section.threads)
     compute_alike(section.deterministic)
@@ -91,7 +86,7 @@ def folder_of(run: RunSection) -> Path:
 def compare(
     world: Communicator,
     path: Path,
-    chosen: dict[str, Config],
+    chosen: Mapping[str, Config],
     reasons: Reasons,
     *,
     target: float | None = None,

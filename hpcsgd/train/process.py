@@ -6,13 +6,13 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 
 from hpcsgd.comm import Communicator, joining, streams
-from hpcsgd.config.schema import load
+from hpcsgd.config.schema import Config
+from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.errors import UserError
 
 CUBLAS_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -24,16 +24,25 @@ _MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 1 << 25  # bytes; some versions refuse more
 
 
-def world_for(path: Path, overrides: Sequence[str]) -> Communicator:
-    """Return the world of all ranks, with the backend that the job file names.
+def join_world(read: Callable[[], Config]) -> tuple[Communicator, Config]:
+    """Return the world of all ranks, with the backend that the job file names, and the file's configuration.
 
-    Errors in the file are ignored here. They are reported later, in the world, by all ranks together.
+    `read` reads the job file. If the file has a mistake, the ranks join nevertheless, and all of them raise
+    the mistake together.
     """
+    found = _found(read)
+    world = joining.world(backend="auto" if isinstance(found, UserError) else found.parallel.backend)
+    with raise_on_all_ranks(world, "reading the job file"):
+        if isinstance(found, UserError):
+            raise found
+    return world, found
+
+
+def _found(read: Callable[[], Config]) -> Config | UserError:
     try:
-        backend = load(path, overrides).parallel.backend
-    except UserError:
-        backend = "auto"
-    return joining.world(backend=backend)
+        return read()
+    except UserError as mistake:
+        return mistake
 
 
 def keep_freed_memory() -> None:

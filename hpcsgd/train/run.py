@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from hpcsgd.checkpoint import Checkpoints, Writer, restore_newest
 from hpcsgd.checkpoint.folder import titles
 from hpcsgd.comm import Communicator, exit_all
-from hpcsgd.config.schema import Config, load
+from hpcsgd.config.schema import Config
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Topology, raise_on_all_ranks
 from hpcsgd.elastic.endings import Over, Relocated
@@ -33,7 +33,7 @@ from hpcsgd.train.loop import TrainLoop
 from hpcsgd.train.monitor import DistanceMonitor
 from hpcsgd.train.pace import tuned
 from hpcsgd.train.probe_answer import take_answer
-from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
+from hpcsgd.train.process import compute_alike, join_world, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.train.static_run import StaticRun
 from hpcsgd.train.stopping import Reasons, Stopping
 from hpcsgd.train.tracing import Trace
@@ -47,13 +47,13 @@ if TYPE_CHECKING:  # only replica groups and runs with loggers load them
 log = logging.getLogger(__name__)
 
 
-def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
+def run(path: Path, read: Callable[[], Config], resume: bool = False, probe: Path | None = None) -> None:
     """Train as the job file says, with the number of groups that `probe` found; every rank calls this.
 
-    The process ends with exit code `STOPPED` after a signal or the time limit. Then there is a checkpoint
-    from which training can continue.
+    `read` reads the job file at `path`. The process ends with exit code `STOPPED` after a signal or the time
+    limit. Then there is a checkpoint from which training can continue.
     """
-    end_as(lambda: _run(world_for(path, overrides), path, overrides, resume, probe))
+    end_as(lambda: _run(*join_world(read), path, resume, probe))
 
 
 def end_as(training: Callable[[], str | None]) -> None:
@@ -71,11 +71,7 @@ def end_as(training: Callable[[], str | None]) -> None:
         exit_all(STOPPED)
 
 
-def _run(
-    world: Communicator, path: Path, overrides: Sequence[str], resume: bool, probe: Path | None
-) -> str | None:
-    with raise_on_all_ranks(world, "reading the job file"):
-        config = load(path, overrides)
+def _run(world: Communicator, config: Config, path: Path, resume: bool, probe: Path | None) -> str | None:
     log_to_stdout(world.rank)
     monitor = None
     if probe is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcsgd.comm import Communicator, joining
 from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import device_for
-from hpcsgd.config.schema import Config, load
+from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import form, raise_on_all_ranks
 from hpcsgd.cost.machine import About, Machine, dump, versions
 from hpcsgd.errors import UserError
@@ -22,7 +22,7 @@ from hpcsgd.performance.measuring.messages import Series
 from hpcsgd.performance.measuring.picture import draw
 from hpcsgd.performance.measuring.summary_text import answers, table
 from hpcsgd.performance.measuring.workload import Workload
-from hpcsgd.train.process import keep_freed_memory, use_threads, world_for
+from hpcsgd.train.process import join_world, keep_freed_memory, use_threads
 
 LEAST_BYTES = 4096
 """The least allowed `max_bytes`, because smaller messages do not show the bandwidth."""
@@ -44,7 +44,7 @@ FOR_MESSAGES = 0.8
 
 def run(
     path: Path | None,
-    overrides: Sequence[str],
+    read: Callable[[], Config] | None,
     *,
     out: Path,
     quick: bool,
@@ -53,12 +53,11 @@ def run(
 ) -> None:
     """Measure, write the machine file `out` and a picture next to it, and print a summary.
 
-    Every rank calls this.
+    Every rank calls this. `read` reads the job file at `path`, if one is given.
     """
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # no warnings: all group sizes are tried, good or bad
-    world = joining.world() if path is None else world_for(path, overrides)
-    with raise_on_all_ranks(world, "reading what to measure"):
-        config = load(path, overrides) if path is not None else None
+    world, config = (joining.world(), None) if read is None else join_world(read)
+    with raise_on_all_ranks(world, "preparing to measure"):
         extent = _extent(quick, max_bytes, seconds)
         _require_company(world.size)
         _require_writable(out)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from hpcsgd.config.schema import Config, load
+from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Topology, raise_on_all_ranks
 from hpcsgd.errors import JobError, UserError, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
@@ -20,20 +20,21 @@ from hpcsgd.performance.probing.changes import Changes, changes_of, plot, table,
 from hpcsgd.train.devices import form_job
 from hpcsgd.train.parts import make_method
 from hpcsgd.train.probe_answer import setting
-from hpcsgd.train.process import compute_alike, keep_freed_memory, use_threads, world_for
+from hpcsgd.train.process import compute_alike, join_world, keep_freed_memory, use_threads
 from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 
-def run(path: Path, overrides: Sequence[str], steps: int) -> None:
+def run(path: Path, read: Callable[[], Config], steps: int) -> None:
     """Train steps that all synchronize, and print how many of them each δ would have left local.
 
-    Every rank calls this. Rank 0 writes ``delta.json`` and ``delta.png``.
+    Every rank calls this. `read` reads the job file at `path`. Rank 0 writes ``delta.json`` and
+    ``delta.png``.
     """
-    world = world_for(path, overrides)
-    with raise_on_all_ranks(world, "reading the job file"):
+    world, config = join_world(read)
+    with raise_on_all_ranks(world, "preparing to probe"):
         if steps < 2:
             raise UserError(f"--steps {steps}: at least 2 are needed, the first one has no Δ")
-        config = synchronizing_always(load(path, overrides), path)
+        config = synchronizing_always(config, path)
     world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from hpcsgd.comm import Communicator
 from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import HOST
-from hpcsgd.config.schema import Config, DataSection, load
+from hpcsgd.config.schema import Config, DataSection
 from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.files.atomic import replacing
@@ -25,14 +25,14 @@ from hpcsgd.performance.probing.virtual import virtual_groups
 from hpcsgd.train.devices import device_of
 from hpcsgd.train.parts import make_method
 from hpcsgd.train.probe_answer import fitting, setting
-from hpcsgd.train.process import compute_alike, keep_freed_memory, use_threads, world_for
+from hpcsgd.train.process import compute_alike, join_world, keep_freed_memory, use_threads
 
 log = logging.getLogger(__name__)
 
 
 def run(
     path: Path,
-    overrides: Sequence[str],
+    read: Callable[[], Config],
     *,
     groups: str | None,
     repeats: int,
@@ -41,12 +41,11 @@ def run(
 ) -> None:
     """Probe the job file, print the number of groups, and write ``probe.json`` and ``probe.png``.
 
-    Every rank calls this. `groups` are the numbers to try as text, such as ``2,4,8``. `idle` is a folder for
-    the models of groups that are not training.
+    Every rank calls this. `read` reads the job file at `path`. `groups` are the numbers to try as text, such
+    as ``2,4,8``. `idle` is a folder for the models of groups that are not training.
     """
-    world = world_for(path, overrides)
-    with raise_on_all_ranks(world, "reading the job file"):
-        config = load(path, overrides)
+    world, config = join_world(read)
+    with raise_on_all_ranks(world, "preparing to probe"):
         plan = plan_of(config, path, _numbers(groups), repeats)
         if ranks is not None and ranks < 1:
             raise UserError(f"--ranks {ranks}: at least 1 is needed")
