@@ -84,6 +84,11 @@ def configs(path: Path, overrides: Sequence[str], methods: str) -> dict[str, Con
     for variant in chosen:
         with located(f"variant {variant.label!r}"):
             found[variant.label] = checked(variant.laid_over(read_tables(path, overrides)), path)
+    if len({config.parallel.backend for config in found.values()}) > 1:
+        raise UserError(
+            "--methods: parallel.backend differs between variants, but all of them train on the same ranks: "
+            "give one for all, after the job file"
+        )
     return found
 
 

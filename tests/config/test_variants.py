@@ -95,6 +95,7 @@ def test_folders() -> None:
         ),
         ("bsp optimiser.lr=1", "cannot change [optimiser]; did you mean 'optimizer'?"),
         ("bsp parallel.groups=0", "variant 'bsp parallel.groups=0': --parallel.groups 0: expected int ≥ 1"),
+        ("bsp parallel.backend=gloo, sgp", "--methods: parallel.backend differs between variants"),
         ("none.toml", "--methods: none.toml: cannot be read"),
         ("bsp", "--method.sync_every: the methods that are compared are those of --methods"),
     ],
