@@ -88,8 +88,8 @@ class Task:
             batches = -(-(samples // self.P) // self.config.data.group_batch_size)
             return 0, round(self.config.lr_schedule.warmup_epochs * batches)
         if self.way == SHORT:
-            return 0, SHORT_RAMP * plan.every
-        return plan.settle, plan.ramp * plan.every
+            return 0, SHORT_RAMP * plan.sync_every
+        return plan.settle, plan.ramp * plan.sync_every
 
     def _distances(self, world: Communicator) -> list[float]:
         (settled, warm_up), every = self._phases(), self.config.method.arguments["sync_every"]

@@ -53,7 +53,7 @@ def plan(
         from hpcsgd.performance.planning.run import run
 
         run(
-            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every,
+            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, sync_every=sync_every,
             sync_rate=sync_rate, samples=samples, limits=Limits(budget, deadline),
             runs=runs, scenario=scenario, write=write,
         )  # fmt: skip

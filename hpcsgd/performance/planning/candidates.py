@@ -13,7 +13,7 @@ from hpcsgd.methods import METHODS
 
 USUAL = ("bsp", "hierarchical", "allreduce_local_sgd", "sgp", "osgp", "d_psgd", "ad_psgd")
 """Methods to try in addition to the job file's own."""
-EVERY, STALENESS = 8, 1
+SYNC_EVERY, STALENESS = 8, 1
 """Values of `sync_every` and `overlap_steps` if a method needs them and the job file has none."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -33,8 +33,8 @@ class Option:
         return " ".join([self.name, *(f"{key}={value}" for key, value in plain.items())])
 
 
-def options(own: Mapping[str, Any], names: Sequence[str] | None, every: Sequence[int]) -> list[Option]:
-    """Return the job file's method and others (or those in `names`), each with every interval to try.
+def options(own: Mapping[str, Any], names: Sequence[str] | None, sync_every: Sequence[int]) -> list[Option]:
+    """Return the job file's method and others (or those in `names`), each with every value of `sync_every`.
 
     Raises `UserError` if a method does not exist.
     """
@@ -44,14 +44,14 @@ def options(own: Mapping[str, Any], names: Sequence[str] | None, every: Sequence
         if name not in METHODS:
             raise UserError(f"--methods {name}: {near_miss(name, METHODS)}")
         table = dict(own) if name == own["name"] else {"name": name, **_arguments(name, own)}
-        intervals = every if "sync_every" in table and every else [table.get("sync_every")]
-        found += [Option(table if i is None else {**table, "sync_every": i}) for i in intervals]
+        tried = sync_every if "sync_every" in table and sync_every else [table.get("sync_every")]
+        found += [Option(table if i is None else {**table, "sync_every": i}) for i in tried]
     return found
 
 
 def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the required arguments of method `name`, from the job file's method or by default."""
-    known = {"sync_every": own.get("sync_every", EVERY), "overlap_steps": STALENESS}
+    known = {"sync_every": own.get("sync_every", SYNC_EVERY), "overlap_steps": STALENESS}
     parameters = inspect.signature(METHODS[name]).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty]
     missing = [key for key in needed if key not in (*known, "steps_per_epoch", "total_steps")]

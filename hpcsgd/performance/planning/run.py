@@ -37,7 +37,7 @@ def run(
     probe: Path | None,
     ranks: str | None,
     methods: str | None,
-    every: str | None,
+    sync_every: str | None,
     sync_rate: float | None,
     samples: int | None,
     limits: Limits,
@@ -62,7 +62,7 @@ def run(
     asked = None if methods is None else [name.strip() for name in methods.split(",")]
     own = as_table(config.method)
     found, left_out = estimates(
-        subject, machine, options(own, asked, _numbers(every)), wanted, limit, sync_rate=sync_rate
+        subject, machine, options(own, asked, _numbers(sync_every)), wanted, limit, sync_rate=sync_rate
     )
     ordered, why = ranked(found, limits, config.method.name)
     done = [measured_run(folder, subject) for folder in runs]

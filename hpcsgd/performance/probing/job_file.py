@@ -83,8 +83,8 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
         _require_plain(config.data)
         long = 10**9  # schedules by epochs are rejected below
         method = make_method(config.method, steps_per_epoch=long, total_steps=long)
-        every = method.schedule.traits.period
-        if every is None or not method.averager.traits.leaves_mean:
+        period = method.schedule.traits.period
+        if period is None or not method.averager.traits.leaves_mean:
             raise UserError(
                 f"[method] name = {config.method.name!r}: the probe needs a method that averages models "
                 "after a fixed number of steps and keeps the momentum: hierarchical, allreduce_local_sgd",
@@ -100,7 +100,7 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
         )
     return Plan(
         groups=tuple(groups or GROUPS),
-        every=every,
+        sync_every=period,
         batch_size=config.data.group_batch_size,
         lr=config.optimizer.lr,
         rule=config.lr_schedule.scaling,
@@ -127,7 +127,7 @@ def probe_config(
 
     def start(P: int, seed: int, hosts: Communicator) -> VirtualGroups:
         seeded = dataclasses.replace(config, seed=seed)
-        ramp = plan.ramp * plan.every
+        ramp = plan.ramp * plan.sync_every
         return virtual_groups(seeded, P, K, hosts, warm_up_steps=ramp, idle=idle, device=device)
 
     def report(result: Probe) -> None:

@@ -37,7 +37,7 @@ def probe(
     *,
     batch_size: int,
     lr: float,
-    every: int,
+    sync_every: int,
     rule: str = "linear",
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     groups: Sequence[int] = GROUPS,
@@ -59,7 +59,7 @@ def probe(
         held_out: Data like `data`. The averaged model's loss is evaluated on at most 512 of its samples.
         batch_size: Samples per step of one group (the paper's B), as in the real run.
         lr: Learning rate of a single group (μ0). P groups train at `lr_scale(rule, P)` times this rate.
-        every: Steps between two synchronizations (the paper's I), as in the real run.
+        sync_every: Steps between two synchronizations (the paper's I), as in the real run.
         rule: Rule of `lr_scale`, as in the real run. Default 'linear'. With "none" D says little about
             how many groups the training stands.
         loss: Function of the model's output and y. Default cross_entropy.
@@ -86,7 +86,7 @@ def probe(
         >>> def make():
         ...     return torch.nn.Linear(4, 3)
         >>> found = hpcsgd.probe(
-        ...     make, torch.optim.SGD, data, data, batch_size=8, lr=0.05, every=2, groups=(2, 4)
+        ...     make, torch.optim.SGD, data, data, batch_size=8, lr=0.05, sync_every=2, groups=(2, 4)
         ... )
         >>> found.verdict.P in (2, 4)
         True
@@ -94,7 +94,7 @@ def probe(
     References:
         S. Lee et al., IEEE Big Data 2020, section III-C, eq. 9.
     """
-    for name, count in (("every", every), ("batch_size", batch_size)):
+    for name, count in (("sync_every", sync_every), ("batch_size", batch_size)):
         if count < 1:
             raise UserError(f"{name} = {count}: expected 1 or more")
     for name, number in (("lr", lr), ("threshold", threshold)):
@@ -106,8 +106,9 @@ def probe(
     if world is None:
         world = joining.world()
     plan = Plan(
-        groups=groups, every=every, batch_size=batch_size, lr=lr, rule=rule, seeds=seeds, threshold=threshold
-    )
+        groups=groups, sync_every=sync_every, batch_size=batch_size, lr=lr, rule=rule, seeds=seeds,
+        threshold=threshold,
+    )  # fmt: skip
     size = len(held_out)  # pyright: ignore[reportArgumentType] - torch's Dataset promises no length
     if size == 0:
         raise UserError("held_out: expected samples to see the loss on, given none")
@@ -124,7 +125,7 @@ def probe(
 
     def _trainee(local: nn.Module, g: int, P: int, seed: int) -> Trainee:
         made = optimizer(local.parameters(), lr * lr_scale(rule, P))
-        WarmUp(made, plan.ramp * every, 1 / lr_scale(rule, P))
+        WarmUp(made, plan.ramp * sync_every, 1 / lr_scale(rule, P))
         device = next(local.parameters()).device
         only = virtual_rank(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed, device)  # pyright: ignore[reportArgumentType]
         return Trainee(local, made, [only])

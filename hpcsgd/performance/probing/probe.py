@@ -46,7 +46,7 @@ class Plan:
     """The settings of a probe. Raises `UserError` if a probe cannot find a P with them."""
 
     groups: Sequence[int] = GROUPS
-    every: int
+    sync_every: int
     """Steps between two synchronizations (I)."""
     batch_size: int
     """Samples per step of one group (B)."""
@@ -150,7 +150,7 @@ class Probe:
         if ours <= BEHIND * theirs:
             return None
         return (
-            f"after {count_text(syncs * self.plan.every, 'update')} the loss of P = {row.P} is "
+            f"after {count_text(syncs * self.plan.sync_every, 'update')} the loss of P = {row.P} is "
             f"{ours:.4g}, that of P = "
             f"{first.P} is {theirs:.4g}: fewer groups may train better than the distances suggest"
         )
@@ -209,7 +209,8 @@ def settle(
 ) -> dict[str, Tensor]:
     """Return the state from which all groups start: parameters and buffers of a model trained on rank 0.
 
-    The other ranks wait for rank 0 every `plan.every` steps, because one long wait might reach the timeout.
+    The other ranks wait for rank 0 every `plan.sync_every` steps, because one long wait might reach the
+    timeout.
     """
     hosts = world.split(int(world.rank == 0), world.rank)
     alone: VirtualGroups | None = None
@@ -217,10 +218,10 @@ def settle(
     with raise_on_all_ranks(world, "starting one model alone"):
         if world.rank == 0:
             alone = start(1, seed, hosts)
-    for done in range(0, plan.settle, plan.every):
+    for done in range(0, plan.settle, plan.sync_every):
         with raise_on_all_ranks(world, "training one model alone"):
             if alone is not None:
-                alone.train(min(plan.every, plan.settle - done))
+                alone.train(min(plan.sync_every, plan.settle - done))
     if alone is not None:
         with alone.averaged() as model:
             state = {name: value.to(HOST, copy=True) for name, value in model.state_dict().items()}
@@ -278,14 +279,14 @@ def _measure(
     series, row.diverged = world.gather_objects((series, row.diverged))[0]
     row.distances[i : i + 1] = [[d for d, _ in series]]
     row.losses[i : i + 1] = [[loss for _, loss in series]]
-    row.samples += len(series) * plan.every * plan.batch_size * row.P
+    row.samples += len(series) * plan.sync_every * plan.batch_size * row.P
     row.seconds += time.perf_counter() - began
 
 
 def _sync(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
     """Train and synchronize until `enough` returns True, and append each distance and loss to `series`."""
     while len(series) < plan.cap and not enough([D for D, _ in series]):
-        groups.train(plan.every)
+        groups.train(plan.sync_every)
         D = groups.synchronize()
         if D == 0:
             raise UserError(

@@ -55,7 +55,7 @@ def made(
     limit: int = 8,
     **more: Any,
 ) -> list[Estimate]:
-    tried = options({"name": "hierarchical", "sync_every": 4}, names or None, more.get("every", []))
+    tried = options({"name": "hierarchical", "sync_every": 4}, names or None, more.get("sync_every", []))
     return estimates(subject, machines.load(files[1]), tried, ranks_from(ranks), limit)[0]
 
 
@@ -190,7 +190,9 @@ def test_tokens_need_the_data(files: tuple[Path, Path]) -> None:
 def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(
     files: tuple[Path, Path], subject: TrainingProfile
 ) -> None:
-    found = [e for e in made(files, subject, "bsp", "hierarchical", every=[2, 8], ranks="64") if e.P == 8]
+    found = [
+        e for e in made(files, subject, "bsp", "hierarchical", sync_every=[2, 8], ranks="64") if e.P == 8
+    ]
     seconds = {str(e.option): e.step.seconds for e in found}
     assert seconds["hierarchical sync_every=8"] < seconds["hierarchical sync_every=2"] < seconds["bsp"]
 

@@ -117,7 +117,7 @@ def test_a_rate_that_is_not_scaled_is_warned_of(folder: Path, caplog: pytest.Log
 
 def test_a_sparse_gradient_reduction_is_not_probed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     sparse = ("--method.grad_reduce", '{name="sparse",sparsifier={name="deft",density=0.1}}')
-    assert plan_of(load(folder / "job.toml", sparse), folder / "job.toml", None, 1).every == 2
+    assert plan_of(load(folder / "job.toml", sparse), folder / "job.toml", None, 1).sync_every == 2
     assert "the probe reduces whole gradients" in caplog.text
 
 

@@ -18,7 +18,7 @@ from hpcsgd.performance.probing.probe import Probe
 from performance.probing.test_replicas import JOB, steady
 from train.launches import make_store
 
-GIVEN: dict[str, Any] = {"batch_size": 6, "lr": 0.05, "every": 3, "groups": (2, 4), "seeds": (4, 5)}
+GIVEN: dict[str, Any] = {"batch_size": 6, "lr": 0.05, "sync_every": 3, "groups": (2, 4), "seeds": (4, 5)}
 
 
 def sgd(parameters: Any, lr: float) -> optim.Optimizer:

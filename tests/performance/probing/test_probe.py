@@ -67,7 +67,7 @@ SETTLE = 7
 
 
 def a_plan(**given: Any) -> Plan:
-    return Plan(**{"every": 8, "batch_size": 128, "lr": 0.1, "cap": 30, "settle": SETTLE, **given})
+    return Plan(**{"sync_every": 8, "batch_size": 128, "lr": 0.1, "cap": 30, "settle": SETTLE, **given})
 
 
 def probed(
