@@ -18,22 +18,19 @@ import queue
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hpcsgd.comm.backend import PeerLost
 from hpcsgd.comm.deadlock import names
 from hpcsgd.comm.events import WAIT
+from hpcsgd.comm.rank_watch import ThreadState
 from hpcsgd.comm.stats import CommStats
 from hpcsgd.comm.streams import StreamEvent, Streams, take_over
-
-if TYPE_CHECKING:
-    from hpcsgd.comm.rank_watch import Operation, RankWatch
 
 _comm_threads: weakref.WeakSet[CommThread] = weakref.WeakSet()
 _here = threading.local()  # .on_a_comm_thread: True on a communication thread
@@ -57,14 +54,14 @@ class Work:
         timeout: float,
         stats: CommStats,
         keep: object = None,
-        comm_thread: CommThread | None = None,
+        thread: ThreadState | None = None,
     ) -> None:
         self._future = future
         self._what = what
         self._timeout = timeout
         self._stats = stats
         self._keep = keep
-        self._comm_thread = comm_thread
+        self._thread = thread
 
     def done(self) -> bool:
         """Return True if `wait()` would return at once."""
@@ -103,18 +100,15 @@ class Work:
         return result.wait() if isinstance(result, Work) else result
 
     def _outcome(self) -> Any:
-        comm_thread = self._comm_thread
-        if comm_thread is None or comm_thread.watch is None:
+        thread = self._thread
+        if thread is None or thread.watch is None:
             return self._future.result(self._timeout)
-        return comm_thread.watch.wait(comm_thread, self._future, self._timeout)
+        return thread.watch.wait(thread, self._future, self._timeout)
 
     def _given_up(self) -> PeerLost:
-        comm_thread = self._comm_thread
-        missing = (
-            []
-            if comm_thread is None or comm_thread.watch is None
-            else comm_thread.watch.missing(comm_thread, self._timeout)
-        )
+        thread, missing = self._thread, list[int]()
+        if thread is not None and thread.watch is not None:
+            missing = thread.watch.missing(thread, self._timeout)
         where = f"; not reported to be in it: {names(missing)}" if missing else ""
         return PeerLost(f"{self._what}: no answer within {self._timeout:g} s{where}", missing)
 
@@ -135,16 +129,7 @@ class CommThread:
         self.before_exit: Callable[[], None] | None = None
         """Called before communication threads are closed, while all of them still work, in the order
         in which they were made. Collective. Raises `PeerLost` if other ranks do not take part."""
-        self.watch: RankWatch | None = None
-        """The watch of the rank to which this thread belongs."""
-        self.entries: deque[object] = deque()
-        """One entry for each call that has not ended."""
-        self.executing: Operation | None = None
-        """The operation that the thread executes now, or None."""
-        self.single = False
-        """True if the current call consists of the operation `executing` only."""
-        self.serves = False
-        """True if the thread answers requests and begins no collective."""
+        self.state = ThreadState()
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any], bool] | None] = (
             queue.SimpleQueue()
         )
@@ -155,11 +140,6 @@ class CommThread:
     def here(self) -> bool:
         """Return True if the caller runs on this communication thread."""
         return threading.current_thread() is self._thread
-
-    @property
-    def ident(self) -> int | None:
-        """The identity of the thread, or None before it starts."""
-        return None if self._thread is None else self._thread.ident
 
     def submit(
         self,
@@ -181,14 +161,15 @@ class CommThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        if self.watch is not None and not getattr(_here, "on_a_comm_thread", False):
-            self.watch.submits()
+            self.state.ident = self._thread.ident
+        if self.state.watch is not None and not getattr(_here, "on_a_comm_thread", False):
+            self.state.watch.submits()
         future: Future[Any] = Future()
         context = contextvars.copy_context()
         asked = None if device is None else StreamEvent(device)
-        self.entries.append(None)
+        self.state.entries.append(None)
         self._calls.put((future, lambda: self._carried_out(lambda: context.run(call), asked), single))
-        return Work(future, what, timeout, stats, keep, self)
+        return Work(future, what, timeout, stats, keep, self.state)
 
     def close(self, timeout: float) -> bool:
         """End the thread after the queued calls; return False if that took longer than `timeout` seconds.
@@ -201,7 +182,7 @@ class CommThread:
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
-        self._thread = None
+        self._thread = self.state.ident = None
         return True
 
     def _carried_out(
@@ -218,9 +199,9 @@ class CommThread:
         _here.on_a_comm_thread = True
         _sleep_exactly()
         while (entry := self._calls.get()) is not None:
-            future, call, self.single = entry
+            future, call, self.state.single = entry
             _carry_out(future, call)
-            self.entries.popleft()
+            self.state.entries.popleft()
             del entry, future, call  # Otherwise the last operation's tensors stay alive until the next one.
 
 

@@ -14,7 +14,7 @@ from hpcsgd.comm.comm_thread import CommThread, Work, close_comm_threads, finish
 from hpcsgd.comm.events import MESSAGE
 from hpcsgd.comm.operands import device_of, nbytes, overlap, require
 from hpcsgd.comm.posted import Posted
-from hpcsgd.comm.rank_watch import Member, Operation
+from hpcsgd.comm.rank_watch import Member, Operation, ThreadState
 from hpcsgd.comm.stats import CommStats
 
 Messages = tuple[Sequence[int], Mapping[int, Tensor]]
@@ -55,12 +55,12 @@ class Communicator:
         """The object that reports this rank's operations on this communicator to its `RankWatch`, which
         finds deadlocks. None without a watch."""
         if member is not None:
-            member.watch.adopt(self.comm_thread)
+            member.watch.adopt(self.comm_thread.state)
         self.device_backend = "mpi"
         """The library that sends tensors on devices; with "mpi" they are copied through host memory."""
         self.chosen = ""
         """The backend, and why it was chosen; empty except on the communicator of all ranks."""
-        self._place: CommThread | None = None
+        self._place: ThreadState | None = None
         self._control: Communicator | None = None
         self.dup_threads: list[CommThread] = []
         """The extra communication threads of this communicator and of those made from it."""
@@ -150,14 +150,14 @@ class Communicator:
         """
         label = f"allgather over {self.size} ranks"
         if self._place is None:
-            self._place = CommThread("what a thread has posted")
+            self._place = ThreadState()
             if self.member is not None:
                 self.member.watch.adopt(self._place)
         self.stats.add(calls=1)
         received = bytearray(self.size * len(record))
         operation = self.member.collective(label) if self.member is not None and self.size > 1 else None
         posted = Posted(self.backend.post_record(record, received), received, self._place, operation)
-        return Work(posted, label, self.timeout, self.stats, comm_thread=self._place)
+        return Work(posted, label, self.timeout, self.stats, thread=self._place)
 
     def barrier(self) -> None:
         """Return once every rank has called this method."""
@@ -229,12 +229,12 @@ class Communicator:
         def timed() -> Any:
             start = time.perf_counter()
             if member is not None and self.size > 1:
-                self.comm_thread.executing = self._begun(label, member, tensors, needed, messages)
+                self.comm_thread.state.executing = self._begun(label, member, tensors, needed, messages)
             try:
                 return operation()
             finally:
                 if member is not None and self.size > 1:
-                    self.comm_thread.executing = None
+                    self.comm_thread.state.executing = None
                 end = time.perf_counter()
                 self.stats.add(seconds=end - start)
                 if self.size > 1:

@@ -13,19 +13,18 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from hpcsgd.comm.backend import Ending
-from hpcsgd.comm.comm_thread import CommThread
-from hpcsgd.comm.rank_watch import Operation
+from hpcsgd.comm.rank_watch import Operation, ThreadState
 
 
 class Posted(Future[Any]):
     """The future of an operation in progress, whose result is `received` when it has ended.
 
-    `place` is a `CommThread` that never starts its thread. The rank's watch reads from `place` for which
-    `operation` a thread waits.
+    `place` stands for a communication thread that executes the `operation`. The rank's watch reads from it
+    what the waiting thread waits for.
     """
 
     def __init__(
-        self, ends: Ending, received: bytearray, place: CommThread, operation: Operation | None
+        self, ends: Ending, received: bytearray, place: ThreadState, operation: Operation | None
     ) -> None:
         super().__init__()
         self._ends, self._received = ends, received

@@ -16,16 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hpcsgd.comm.backend import PeerLost
 from hpcsgd.comm.deadlock import Call, Need, Report, Reports, Wait
 from hpcsgd.comm.last_words import last_line
 from hpcsgd.comm.stats import NO_PHASE, activity
 from hpcsgd.errors import UserError, in_one_line
-
-if TYPE_CHECKING:
-    from hpcsgd.comm.comm_thread import CommThread
 
 PATIENCE = 1.0
 """Seconds for which a thread waits before it checks whether its rank is blocked."""
@@ -50,6 +47,24 @@ class Operation:
     def as_wait(self) -> Wait:
         """Return the `Wait` that describes this operation in a report."""
         return Wait(_in_words(self.what, self.activity), self.needs() if self.needs else ())
+
+
+class ThreadState:
+    """What a `RankWatch` reads of a communication thread."""
+
+    def __init__(self) -> None:
+        self.watch: RankWatch | None = None
+        """The watch of the rank to which the thread belongs."""
+        self.ident: int | None = None
+        """The identity of the thread, or None while it does not run."""
+        self.entries: deque[object] = deque()
+        """One entry for each call that has not ended."""
+        self.executing: Operation | None = None
+        """The operation that the thread executes now, or None."""
+        self.single = False
+        """True if the current call consists of the operation `executing` only."""
+        self.serves = False
+        """True if the thread answers requests and begins no collective."""
 
 
 class _State(NamedTuple):
@@ -82,11 +97,11 @@ class RankWatch:
         self._reports = reports
         self._owner = threading.get_ident()
         self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._comm_threads: list[CommThread] = []
-        self._waiting: dict[int, tuple[CommThread, Future[Any]]] = {}
+        self._comm_threads: list[ThreadState] = []
+        self._waiting: dict[int, tuple[ThreadState, Future[Any]]] = {}
         self._reported = False
 
-    def adopt(self, comm_thread: CommThread) -> None:
+    def adopt(self, comm_thread: ThreadState) -> None:
         """Count this communication thread among those of the rank."""
         if comm_thread.watch is None:
             comm_thread.watch = self
@@ -103,7 +118,7 @@ class RankWatch:
             if not isinstance(thread, threading._DummyThread):  # pyright: ignore[reportPrivateUsage]
                 self._others.add(thread)
 
-    def wait(self, comm_thread: CommThread, future: Future[Any], timeout: float) -> Any:
+    def wait(self, comm_thread: ThreadState, future: Future[Any], timeout: float) -> Any:
         """Return the result of `future`, a call on `comm_thread`.
 
         Raises:
@@ -119,7 +134,7 @@ class RankWatch:
         finally:
             del self._waiting[thread]
 
-    def missing(self, comm_thread: CommThread, timeout: float) -> list[int]:
+    def missing(self, comm_thread: ThreadState, timeout: float) -> list[int]:
         """Return the ranks for which `comm_thread` waits and that have not reported that they take part.
 
         The result is empty if `timeout` seconds were too short for reports.

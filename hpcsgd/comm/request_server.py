@@ -51,7 +51,7 @@ class RequestServer:
         self._question = torch.zeros(question_bytes, dtype=torch.uint8)
         self._over = False
         comm_thread = CommThread(f"server of rank {world.rank}")
-        comm_thread.before_exit, comm_thread.serves = self._shut_down, True
+        comm_thread.before_exit, comm_thread.state.serves = self._shut_down, True
         world.dup_threads.append(comm_thread)
         self._replies = self._answers.with_thread(comm_thread)
         self._serving = self._replies.run(self._serve_or_end, "answering others")

@@ -11,11 +11,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from hpcsgd.comm.comm_thread import CommThread
 from hpcsgd.comm.deadlock import Report, Table
-from hpcsgd.comm.rank_watch import Member, RankWatch
+from hpcsgd.comm.rank_watch import Member, RankWatch, ThreadState
 
 
 class Op(NamedTuple):
@@ -38,15 +37,19 @@ class Call:
 
 @dataclass(eq=False)
 class FakeLane:
-    """A simulated communication thread: the attributes that a `RankWatch` reads, and the calls in order."""
+    """A simulated communication thread: the state that a `RankWatch` reads, and the calls in order."""
 
     ident: int
-    watch: RankWatch | None = None
-    serves: bool = False
-    single: bool = False
-    executing: Any = None
-    entries: deque[Call] = field(default_factory=deque)
+    calls: deque[Call] = field(default_factory=deque)
     met: Callable[[], bool] = bool
+
+    def __post_init__(self) -> None:
+        self.state = ThreadState()
+        self.state.ident = self.ident
+
+    def submit(self, call: Call) -> None:
+        self.calls.append(call)
+        self.state.entries.append(None)
 
 
 WAIT = "wait"
@@ -80,7 +83,7 @@ class Rank:
         self.watch = RankWatch(rank, self.kept)
         self.comm_threads = [FakeLane(-1 - i) for i in range(max(lane_of) + 1)]
         for comm_thread in self.comm_threads:
-            self.watch.adopt(cast(CommThread, comm_thread))
+            self.watch.adopt(comm_thread.state)
         self.lane_of = [self.comm_threads[i] for i in lane_of]
         self.members = [Member(self.watch, str(c), ranks) for c, ranks in enumerate(comms)]
         self.at = 0
@@ -96,7 +99,7 @@ class Rank:
         elif not self.has_left and not self.watch._waiting.get(self.watch._owner):
             yield self.begin_wait
         for comm_thread in self.comm_threads:
-            if comm_thread.entries and (action := self.of_lane(comm_thread, comm_thread.entries[0])):
+            if comm_thread.calls and (action := self.of_lane(comm_thread, comm_thread.calls[0])):
                 yield action
 
     def go_on(self) -> None:
@@ -109,13 +112,13 @@ class Rank:
         assert not isinstance(item, str)
         ops = [item] if isinstance(item, Op) else item
         comm_thread, call = self.lane_of[ops[0].comm], Call(list(ops))
-        comm_thread.entries.append(call)
+        comm_thread.submit(call)
         self.under_way.append((comm_thread, call))
         self.at += 1
 
     def begin_wait(self) -> None:
         comm_thread, call = self.under_way[0]
-        self.watch._waiting[self.watch._owner] = cast(CommThread, comm_thread), call.future
+        self.watch._waiting[self.watch._owner] = comm_thread.state, call.future
 
     def end_wait(self) -> None:
         self.watch._waiting.pop(self.watch._owner, None)
@@ -123,7 +126,7 @@ class Rank:
         self.at += 1
 
     def of_lane(self, comm_thread: FakeLane, call: Call) -> Callable[[], None] | None:
-        if comm_thread.executing is not None:
+        if comm_thread.state.executing is not None:
             return (lambda: self.end(comm_thread, call)) if comm_thread.met() else None
         if call.at == len(call.ops):
             return lambda: self.end_call(comm_thread, call)
@@ -135,35 +138,36 @@ class Rank:
         return lambda: self.begin(comm_thread, call)
 
     def begin(self, comm_thread: FakeLane, call: Call) -> None:
-        comm_thread.single = len(call.ops) == 1
+        comm_thread.state.single = len(call.ops) == 1
         op = call.ops[call.at]
         ranks, begun = self.comms[op.comm], self.begun
         if op.collective:
-            comm_thread.executing = self.members[op.comm].collective("collective")
+            comm_thread.state.executing = self.members[op.comm].collective("collective")
             begun[op.comm, self.rank] += 1
             count = begun[op.comm, self.rank]
             comm_thread.met = lambda: all(begun[op.comm, r] >= count for r in ranks)
             return
         me = ranks.index(self.rank)
         after, before = (me + 1) % len(ranks), (me - 1) % len(ranks)
-        comm_thread.executing = self.members[op.comm].messages("sendrecv", [after], {before: True})
+        comm_thread.state.executing = self.members[op.comm].messages("sendrecv", [after], {before: True})
         begun[op.comm, self.rank, ranks[after]] += 1
         begun[op.comm, "received", self.rank] += 1
         wanted = begun[op.comm, "received", self.rank]
         comm_thread.met = lambda: begun[op.comm, ranks[before], self.rank] >= wanted
 
     def end(self, comm_thread: FakeLane, call: Call) -> None:
-        comm_thread.executing = None
+        comm_thread.state.executing = None
         call.at += 1
 
     def end_call(self, comm_thread: FakeLane, call: Call) -> None:
         call.future.set_result(None)
-        comm_thread.entries.popleft()
+        comm_thread.calls.popleft()
+        comm_thread.state.entries.popleft()
 
     def begin_inner(self, comm_thread: FakeLane, other: FakeLane, call: Call) -> None:
         call.inner = Call([call.ops[call.at]])
-        other.entries.append(call.inner)
-        self.watch._waiting[comm_thread.ident] = cast(CommThread, other), call.inner.future
+        other.submit(call.inner)
+        self.watch._waiting[comm_thread.ident] = other.state, call.inner.future
 
     def end_inner(self, comm_thread: FakeLane, call: Call) -> None:
         del self.watch._waiting[comm_thread.ident]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hpcsgd.comm import Communicator, Deadlock, PeerLost, rank_watch, threads
-from hpcsgd.comm.comm_thread import CommThread
 from hpcsgd.comm.posted import Posted
+from hpcsgd.comm.rank_watch import ThreadState
 
 LIMIT = 60.0  # seconds; the machine may be busy
 
@@ -158,7 +158,7 @@ def test_the_thread_that_waits_and_one_that_watches_it_find_the_end_together() -
         both.wait(LIMIT)
         return True
 
-    posted = Posted(ends, bytearray(b"ab"), CommThread("none"), None)
+    posted = Posted(ends, bytearray(b"ab"), ThreadState(), None)
     with ThreadPoolExecutor(2) as threads_of_one_rank:
         watching = threads_of_one_rank.submit(posted.done)
         waiting = threads_of_one_rank.submit(posted.result)

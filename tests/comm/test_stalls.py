@@ -251,10 +251,10 @@ def test_another_thread_of_a_rank_may_free_others(heard: Heard) -> None:
 
 def test_a_rank_whose_thread_has_yet_to_notice_is_not_blocked() -> None:
     watch, comm_thread, future = RankWatch(0, Table()), CommThread("lane"), Future[None]()
-    watch.adopt(comm_thread)
-    comm_thread.entries.append(None)
-    comm_thread.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
-    watch._waiting[threading.get_ident()] = comm_thread, future
+    watch.adopt(comm_thread.state)
+    comm_thread.state.entries.append(None)
+    comm_thread.state.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = comm_thread.state, future
     assert watch._state() is not None
     future.set_result(None)
     assert watch._state() is None
@@ -263,12 +263,12 @@ def test_a_rank_whose_thread_has_yet_to_notice_is_not_blocked() -> None:
 def test_a_rank_with_a_lane_that_computes_is_not_blocked() -> None:
     watch, comm_thread, computing = RankWatch(0, Table()), CommThread("lane"), CommThread("another")
     for each in (comm_thread, computing):
-        watch.adopt(each)
-    comm_thread.entries.append(None)
-    comm_thread.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
-    watch._waiting[threading.get_ident()] = comm_thread, Future[None]()
+        watch.adopt(each.state)
+    comm_thread.state.entries.append(None)
+    comm_thread.state.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = comm_thread.state, Future[None]()
     assert watch._state() is not None
-    computing.entries.append(None)
+    computing.state.entries.append(None)
     assert watch._state() is None
 
 
@@ -314,7 +314,7 @@ class Stub:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def operation(*args: Any) -> None:
-            executing = self.comm.comm_thread.executing
+            executing = self.comm.comm_thread.state.executing
             assert executing is not None
             needs = None if executing.needs is None else executing.needs()
             self.noted = needs
@@ -344,7 +344,7 @@ def test_what_an_operation_waits_for(name: str) -> None:
     assert [(channel, n, tuple(ranks)) for channel, n, ranks in stub.noted] == [
         (channel, n, tuple(ranks)) for channel, n, ranks in needs
     ]
-    assert stub.comm.comm_thread.executing is None
+    assert stub.comm.comm_thread.state.executing is None
 
 
 def test_a_library_that_returns_early_and_servers_take_no_part() -> None:
@@ -373,7 +373,7 @@ def test_who_does_not_come_in_time_is_told() -> None:
                 work.wait()
             assert raised.value.ranks == (1,)
             assert world.member is not None
-            assert world.member.watch.missing(both.comm_thread, 0.1) == []  # too short for a report
+            assert world.member.watch.missing(both.comm_thread.state, 0.1) == []  # too short for a report
         started.wait(LIMIT)
         if world.rank == 1:
             both.allreduce(one()).wait()
