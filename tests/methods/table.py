@@ -432,7 +432,8 @@ REFERENCES: Mapping[str, Case] = {
 OF_INTERVALS: Mapping[str, Callable[[int], Method]] = {
     name: METHODS[name]
     for name in sorted(DELAYABLE)
-    if [p.name for p in signature(METHODS[name]).parameters.values() if p.default is p.empty] == ["every"]
+    if [p.name for p in signature(METHODS[name]).parameters.values() if p.default is p.empty]
+    == ["sync_every"]
 }
 """The methods that can be delayed and whose only required argument is their interval."""
 
