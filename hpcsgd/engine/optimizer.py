@@ -13,7 +13,7 @@ from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.averager import vectors_of
 from hpcsgd.core.embeddings import embeddings_of
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.fsdp import is_fsdp, reshard
+from hpcsgd.core.fsdp import reshard
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, is_due, prepare
 from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
@@ -134,7 +134,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         self._grad_reduce, shards = self._plan.grad_reduce, self._plan.grad_reduce.traits.leaves_shards
         self._quantized_gather = quantized_gather(topology, method, self._plan)
         share_start(topology, buckets, model, self.trained)
-        cut = shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
+        cut = shards and (topology.group_size > 1 or self._plan.is_fsdp)
         require_averaged(topology, method, optimizer, cut=cut)
         self._has_modes = bool(with_modes(optimizer))  # asking again takes as long as a short message
         self.local = ShardedOptimizer(optimizer, buckets, topology.intra_group, cut=cut, master=master_dtype)
@@ -267,7 +267,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
     def _in_place(self) -> StepContext:
         """The step, once all of w is gathered and FSDP has discarded its copies."""
         self._pending_params.finish()
-        if is_fsdp(self.trained[0][1]):
+        if self._plan.is_fsdp:
             reshard(self.model)
         return self._step
 

@@ -46,7 +46,7 @@ class StepPlan:
     schedule: Schedule
     averager: Averager
     sharding: Literal["elements", "tensors", "model", "rows"]
-    """The units that shards may not cut. "rows": torch has sharded the model (FSDP)."""
+    """The units that shards may not cut. "rows": those of the tensors that torch has sharded (FSDP)."""
     update_per_bucket: bool
     """True if a bucket is updated while gradients of others are being reduced."""
     averages_iterate: bool
@@ -135,6 +135,11 @@ class StepPlan:
     def quantizes_gather(self) -> QuantizedGather | None:
         """The gradient reduction if it replaces the allgather of shards, else None."""
         return quantized_gather(self.grad_reduce)
+
+    @property
+    def is_fsdp(self) -> bool:
+        """True if torch has sharded the model (FSDP)."""
+        return self.sharding == "rows"
 
     @property
     def divides_tensors(self) -> bool:
