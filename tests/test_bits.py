@@ -15,7 +15,7 @@ NAMES = ["hierarchical"]
 
 
 @pytest.mark.slow
-def test_they_are_the_same_each_time_and_others_are_told(
+def test_they_are_the_same_each_time_and_others_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tmp_path / "before.json"

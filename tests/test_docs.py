@@ -68,7 +68,7 @@ def test_a_lost_path_is_found() -> None:
     assert lost(text, ROOT) == ["hpcsgd/core/gone.py", "nowhere.md"]
 
 
-def test_a_half_told_term_is_found() -> None:
+def test_an_incomplete_term_is_found() -> None:
     text = "- **a**: so. `hpcsgd/core`. Not\n  b.\n- **b**: so.\n  Not a.\n- **c**: `hpcsgd/core`.\n"
     assert [entry[4] for entry in half_told(text)] == ["b", "c"]
 

@@ -111,7 +111,7 @@ def test_wrong_arguments(function: Any, arguments: dict[str, Any], message: str)
         ({"lr": "a"}, "Adam: "),
     ],
 )
-def test_what_breaks_a_known_function_is_told(arguments: dict[str, Any], message: str) -> None:
+def test_what_breaks_a_known_function_is_reported(arguments: dict[str, Any], message: str) -> None:
     table = {"Adam": torch.optim.Adam}
     with pytest.raises(UserError) as caught:
         call_named("Adam", torch.optim.Adam, table, arguments, [torch.nn.Parameter(torch.zeros(1))])
@@ -135,7 +135,7 @@ def test_kinds_beside_none_are_looked_at() -> None:
         call(takes, {"rest": 32})
 
 
-def test_lists_and_tables_are_told_from_single_values() -> None:
+def test_lists_and_tables_are_distinguished_from_single_values() -> None:
     def takes(
         widths: Sequence[int] = (), pair: tuple[int, int] | None = None, table: dict[str, Any] | None = None
     ) -> object:

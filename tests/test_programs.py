@@ -33,7 +33,7 @@ def test_input_is_read():
     assert programs.run(["cat"], input="two\nlines\n").stdout == "two\nlines\n"
 
 
-def test_a_failure_is_told(tmp_path):
+def test_a_failure_is_reported(tmp_path):
     command = ["sh", "-c", "pwd; echo $A; echo why >&2; exit 3"]
     with pytest.raises(AssertionError) as failed:
         programs.run(command, cwd=tmp_path, env={"A": "b"})
@@ -52,7 +52,7 @@ def test_time_is_limited():
         programs.run(["sleep", "60"], timeout=0.05)
 
 
-def test_what_was_printed_before_the_time_was_up_is_told():
+def test_what_was_printed_before_the_time_was_up_is_reported():
     process = waiting()
     with pytest.raises(programs.TimedOut, match=r"stdout:\nprinted\n"):
         programs.finish(process, 0.05)

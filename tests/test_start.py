@@ -83,7 +83,7 @@ def test_one_rank_needs_no_mpi_unless_it_is_asked_for() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
-def test_workers_that_import_the_script_are_told_of_the_guard(tmp_path: Path, start: str) -> None:
+def test_the_guard_is_named_to_workers_that_import_the_script(tmp_path: Path, start: str) -> None:
     body = f"""
 import hpcsgd
 from torch.utils.data import DataLoader
@@ -128,7 +128,7 @@ def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
     assert done.stdout.split() == []
 
 
-def test_a_script_asks_for_a_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_asks_for_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     from hpcsgd import init
 
     def ask(world: Communicator) -> None:

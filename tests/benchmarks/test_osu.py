@@ -28,7 +28,7 @@ def test_a_size_nearby_will_do() -> None:
     assert nearest({}, 16) is None
 
 
-def test_sizes_of_a_part_are_told_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_a_part_are_reported_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program is in PATH and prints what they print, and another one is missing."""
     program = tmp_path / "osu_alltoall"
     program.write_text(f"#!/bin/sh\ncat <<EOF\n{PRINTED}EOF\n")

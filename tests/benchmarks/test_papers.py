@@ -152,7 +152,7 @@ def test_direction_is_what_the_goals_say() -> None:
     assert said == ["yes", "in part", "no"]
 
 
-def test_what_was_not_measured_is_told() -> None:
+def test_what_was_not_measured_is_reported() -> None:
     each = artifacts("hierarchical")["Figure 5"]
     assert each.small is not None
     lost = {"Figure 5": replace(each, small=replace(each.small, result="papers/gone.json"))}

@@ -92,7 +92,7 @@ def test_without_capture_it_prints_where_we_do(capfd: pytest.CaptureFixture[str]
         programs.run(python("raise SystemExit(4)"), timeout=60, capture=False)
 
 
-def test_it_runs_where_and_with_what_it_is_told(tmp_path: Path) -> None:
+def test_it_runs_where_and_with_what_it_is_given(tmp_path: Path) -> None:
     command = python("import os; print(os.getcwd(), os.environ['SAID'])")
     printed = programs.run(command, cwd=tmp_path, env={**os.environ, "SAID": "so"}, timeout=60).stdout
     assert printed == f"{tmp_path.resolve()} so\n"

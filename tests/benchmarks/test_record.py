@@ -133,7 +133,7 @@ def test_the_commit(repository):
 
 
 @pytest.mark.parametrize("changed", ["hpcsgd/file", "csrc/file", "benchmarks/file", "hpcsgd/new"])
-def test_changes_of_what_is_measured_are_told(repository, changed):
+def test_changes_of_what_is_measured_are_reported(repository, changed):
     (repository / changed).write_text("changed")
     assert code(repository)["dirty"] is True
 

@@ -30,7 +30,7 @@ def test_one_rank_is_predicted_to_compute_alone():
     assert predicted(alone, COMPUTE) == pytest.approx(COMPUTE)
 
 
-def test_predicted_meetings_need_what_the_link_needs():
+def test_predicted_synchronizations_need_what_the_link_needs():
     """16 ranks form 8 groups of 2 on 8 hosts. Every 4 steps a host sends 2·7/8 of the model."""
     of = {(place.who, place.figure): place for place in places(16)}
     model = 4 * sum(p.numel() for p in network(Compute(0.0)).parameters())

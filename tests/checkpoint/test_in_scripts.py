@@ -271,7 +271,7 @@ MISTAKES: dict[str, tuple[Callable[[Script, Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_on_all_ranks(tmp_path: Path, name: str) -> None:
+def test_a_mistake_is_reported_on_all_ranks(tmp_path: Path, name: str) -> None:
     mistake, message = MISTAKES[name]
 
     def body(world: Communicator) -> None:
@@ -288,7 +288,7 @@ def test_a_mistake_is_told_on_all_ranks(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("P", [1, 2])
-def test_who_saves_on_one_rank_alone_is_told_at_once(tmp_path: Path, P: int) -> None:
+def test_who_saves_on_one_rank_alone_is_reported_at_once(tmp_path: Path, P: int) -> None:
     def body(world: Communicator) -> None:
         script = Script(world, P)
         script.steps(1)

@@ -96,7 +96,7 @@ LOADED: dict[str, tuple[Callable[[Optimizer], Any], Callable[[Optimizer], Any], 
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_what_does_not_fit_is_told(tmp_path: Path, name: str) -> None:
+def test_what_does_not_fit_is_reported(tmp_path: Path, name: str) -> None:
     saved, loaded, message = LOADED[name]
 
     def body(world: Communicator) -> None:

@@ -196,7 +196,7 @@ def test_what_is_no_path(folder: Any) -> None:
     threads.run(2, body)
 
 
-def test_who_begins_anew_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_begins_anew_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     threads.run(2, lambda world: hpcsgd.load(tmp_path / "nowhere", made(world)))
     (record,) = (each for each in caplog.records if each.levelno >= logging.WARNING)
     assert record.getMessage() == f"{tmp_path}/nowhere: no checkpoint is there: the training begins anew"

@@ -353,7 +353,9 @@ def shared_with_others(training: Training) -> list[Tensor]:
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), some([(2, 1), (2, 2), (4, 1), (3, 2)], {(2, 2), (3, 2)}))
 @pytest.mark.parametrize("method", WAITING_FOR_NOBODY)
-def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:
+def test_what_groups_share_without_synchronizing_goes_on(
+    run, tmp_path: Path, method: str, P: int, K: int
+) -> None:
     """Groups resume with the common model, without updates that some of them had not received yet.
 
     Groups that train locally between synchronizations resume with their own models.

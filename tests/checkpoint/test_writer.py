@@ -70,7 +70,7 @@ def test_one_after_the_other(tmp_path: Path, slow: threading.Event) -> None:
     threads.run(2, train)
 
 
-def test_a_failure_is_told_on_all_ranks_when_the_next_begins(tmp_path: Path) -> None:
+def test_a_failure_is_reported_on_all_ranks_when_the_next_begins(tmp_path: Path) -> None:
     def train(world: Communicator) -> tuple[str, Any]:
         writer = Writer(tmp_path, form(world))
         writer.begin(1, {"x": torch.ones(2)})

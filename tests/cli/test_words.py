@@ -75,7 +75,7 @@ MISTYPED = {
 
 
 @pytest.mark.parametrize(("words", "line"), MISTYPED.items(), ids=list(MISTYPED))
-def test_a_mistyped_flag_is_told_with_what_was_meant(
+def test_a_mistyped_flag_is_reported_with_what_was_meant(
     capfd: pytest.CaptureFixture[str], words: str, line: str
 ) -> None:
     assert told(capfd, words.split()).startswith(f"hpcsgd: {line}")
@@ -164,7 +164,7 @@ def ended_early(words: list[str], environment: dict[str, str]) -> programs.Done:
         ("train job.toml --training.epochs 0", "--training.epochs 0: expected int ≥ 1"),
     ],
 )
-def test_mistakes_are_told_before_torch_and_mpi_are_loaded(words: str, line: str) -> None:
+def test_mistakes_are_reported_before_torch_and_mpi_are_loaded(words: str, line: str) -> None:
     Path("bad.toml").write_text(JOB.replace("epochs", "epoch"))
     done = ended_early(words.split(), {**RANKS, "OMPI_COMM_WORLD_RANK": "0"})
     assert done.stderr.startswith(f"hpcsgd: {line}")

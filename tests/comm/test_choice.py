@@ -82,7 +82,7 @@ def test_without_accelerators_nothing_changes() -> None:
         choose("nccl", own=lambda world: Device())
 
 
-def test_a_rank_without_one_is_told() -> None:
+def test_a_rank_without_one_is_reported() -> None:
     def all_but_one(world: Communicator) -> Device:
         return Device() if world.rank == 1 else there(world)
 
@@ -111,7 +111,7 @@ def test_what_arrives_wrong_is_not_used(broken: str, told: str, monkeypatch: pyt
     assert why.startswith(f"nccl: {told} arrived wrong from gloo of torch")
 
 
-def test_a_library_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(ranks: Backend, device: torch.device) -> str:
         raise RuntimeError("unhandled system error\nand a long story")
 
@@ -143,7 +143,7 @@ def test_a_second_choice_replaces_the_first_one() -> None:
     assert threads.run(2, ask) == [True] * 2
 
 
-def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_of_the_devices_own_libraries_share_a_comm_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise averages across groups run on a communication thread of their own."""
 
     def share(world: Communicator) -> bool:
@@ -194,7 +194,7 @@ def test_what_cannot_be_had_is_one_line() -> None:
         ),
     ],
 )
-def test_a_script_is_told_of_a_near_miss(given: dict[str, str], message: str) -> None:
+def test_a_near_miss_is_reported_to_a_script(given: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as raised:
         DeviceBackends.of(given)
     assert str(raised.value) == message

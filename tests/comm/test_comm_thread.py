@@ -54,7 +54,7 @@ def test_wait_gives_up_after_the_timeout_and_says_on_what() -> None:
     assert comm_thread.close(PATIENCE)
 
 
-def test_what_a_lane_waits_for_is_not_its_owners_waiting() -> None:
+def test_what_a_comm_thread_waits_for_is_not_its_owners_waiting() -> None:
     here, there, stats = CommThread("here"), CommThread("there"), CommStats()
     release, ended = threading.Event(), threading.Event()
     inner = submit(there, release.wait, stats=stats)
@@ -97,7 +97,7 @@ def test_the_phase_of_the_submitter_goes_along() -> None:
     assert comm_thread.close(PATIENCE)
 
 
-def test_submitting_from_the_lane_runs_at_once() -> None:
+def test_submitting_from_the_comm_thread_runs_at_once() -> None:
     comm_thread = CommThread("test")
 
     def outer() -> list[str]:
@@ -111,7 +111,7 @@ def test_submitting_from_the_lane_runs_at_once() -> None:
     assert comm_thread.close(PATIENCE)
 
 
-def test_work_handed_over_to_another_lane_is_done_when_that_is() -> None:
+def test_work_given_to_another_comm_thread_is_done_when_that_is() -> None:
     here, there, release = CommThread("here"), CommThread("there"), threading.Event()
     work = submit(here, lambda: submit(there, release.wait))
     submit(here, lambda: None).wait()  # the thread itself has finished the call
@@ -123,7 +123,7 @@ def test_work_handed_over_to_another_lane_is_done_when_that_is() -> None:
     assert there.close(PATIENCE)
 
 
-def test_what_another_lane_raises_comes_through() -> None:
+def test_what_another_comm_thread_raises_comes_through() -> None:
     here, there = CommThread("here"), CommThread("there")
 
     def fail() -> None:
@@ -164,7 +164,7 @@ def test_a_finished_operation_lets_go_of_its_tensors() -> None:
     assert comm_thread.close(PATIENCE)
 
 
-def test_a_lane_that_was_closed_begins_again() -> None:
+def test_a_comm_thread_that_was_closed_begins_again() -> None:
     """A part of a program may close the thread while another part continues to use it."""
     comm_thread, stats = CommThread("closed for a while"), CommStats()
     first = comm_thread.submit(threading.get_ident, "first", 60, stats).wait()

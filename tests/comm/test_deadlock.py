@@ -49,7 +49,7 @@ def test_two_ranks_in_two_collectives() -> None:
     assert deadlock.ranks == (0, 1)
 
 
-def test_a_cycle_of_three_is_told_without_those_who_wait_for_it() -> None:
+def test_a_cycle_of_three_is_reported_without_those_who_wait_for_it() -> None:
     deadlock = found(
         blocked("x", 1, (0, 1), "X"),
         blocked("a", 1, (1, 2), "A"), blocked("b", 1, (2, 3), "B"), blocked("c", 1, (3, 1), "C"),
@@ -79,7 +79,7 @@ def test_a_rank_that_waits_while_it_leaves() -> None:
     assert str(deadlock).startswith("rank 0 has left after step 7, and rank 1 waits for it in step 8 (x): ")
 
 
-def test_who_trains_is_told_before_those_who_leave() -> None:
+def test_who_trains_is_reported_before_those_who_leave() -> None:
     leaving = blocked("s", 1, (0, 2), "allreduce over 2 ranks")._replace(last="step 7")
     deadlock = found(leaving, blocked("w", 8, (1, 2), "step 8 (x)"), Report(True, last="step 7"))
     assert str(deadlock).startswith("rank 2 has left after step 7, and rank 1 waits for it in step 8 (x): ")
@@ -140,7 +140,7 @@ def test_counts_that_a_report_leaves_out_are_the_same() -> None:
     assert table.missing([Need("a", 3, (0,))]) == []
 
 
-def test_the_first_deadlock_is_the_one_that_is_told() -> None:
+def test_the_first_deadlock_is_the_one_that_is_reported() -> None:
     table = Table()
     table.add(0, blocked("a", 1, (0, 1)))
     table.add(1, blocked("b", 1, (0, 1)))
@@ -198,7 +198,7 @@ def test_a_process_sends_what_has_changed() -> None:
     assert [each.blocked for each in outbox.sent] == [True, True, False]
 
 
-def test_names_of_many_ranks_are_not_told() -> None:
+def test_names_of_many_ranks_are_not_reported() -> None:
     assert names([3]) == "rank 3"
     assert names([1, 2, 5]) == "ranks 1, 2 and 5"
     assert names(range(4096)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4088 more"

@@ -380,7 +380,7 @@ def test_what_the_script_was_handling_is_found() -> None:
     assert behind(OSError("Python tells both")) is None
 
 
-def test_what_our_calls_were_handling_is_not_told() -> None:
+def test_what_our_calls_were_handling_is_not_reported() -> None:
     inside = "try:\n    {}['inside']\nexcept KeyError as error:\n    raise UserError('x') from error"
     with pytest.raises(UserError) as raised:
         exec(inside, {"__name__": "hpcsgd.made", "UserError": UserError})

@@ -146,7 +146,7 @@ def test_the_first_host_of_a_step(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
-def test_two_steps_of_a_job_meet_at_two_ports() -> None:
+def test_two_steps_of_a_job_connect_at_two_ports() -> None:
     places = [in_environment({**SRUN, "SLURM_STEP_ID": step}) for step in ("0", "1")]
     assert all(isinstance(place, Place) for place in places)
     assert places[0] != places[1]

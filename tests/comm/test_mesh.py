@@ -201,7 +201,7 @@ def told(job: Job) -> list[str]:
     return [line for line in job.stderr.splitlines() if line.startswith("hpcsgd:")]
 
 
-def test_ranks_that_share_a_gpu_are_told_before_nccl_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_a_gpu_are_reported_before_nccl_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL reports "Duplicate GPU detected" only when it is first used, among many lines."""
     monkeypatch.setattr(mesh, "missing", lambda library: "")
     gpus = ["node A", "node B", "node C", "node B"]
@@ -232,7 +232,7 @@ def test_ranks_on_the_host_share_nothing() -> None:
 
 
 @pytest.mark.usefixtures("far_device")
-def test_a_device_is_told_from_those_of_other_ranks() -> None:
+def test_a_device_is_distinguished_from_those_of_other_ranks() -> None:
     def own(world: Communicator) -> str:
         place(world)
         return mesh._accelerator_of(world, "far")

@@ -239,7 +239,7 @@ def test_works_are_carried_out_in_the_order_given(run, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_run_is_ordinary_code_on_the_lane(run, n: int) -> None:
+def test_run_is_ordinary_code_on_the_comm_thread(run, n: int) -> None:
     """Operations inside have finished when wait() returns; the caller gets the value or the error."""
 
     def composite(world: Communicator) -> tuple[float, bool, str]:

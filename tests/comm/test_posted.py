@@ -28,7 +28,7 @@ def test_each_rank_gets_all_in_rank_order(run) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_lane_that_is_busy_delays_nothing(run) -> None:
+def test_a_comm_thread_that_is_busy_delays_nothing(run) -> None:
     def body(world: Communicator) -> bytes:
         ranks = world.control
         over = threading.Event()
@@ -120,7 +120,7 @@ def test_a_rank_that_fails_ends_the_wait_of_the_others() -> None:
         threads.run(2, body, timeout=LIMIT)
 
 
-def test_ranks_that_miss_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_miss_each_other_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank waits for the record that it has posted, the other one in a collective operation."""
     monkeypatch.setattr(rank_watch, "PATIENCE", 0.05)
     monkeypatch.setattr(rank_watch, "LOOK", 0.02)

@@ -176,7 +176,7 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_a_store_nobody_reaches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_nobody_reaches_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "address_towards", lambda others: "192.0.2.1")
 
     def meet(world: Communicator) -> None:
@@ -196,7 +196,7 @@ def nowhere(*_: Any) -> Any:
     raise socket.gaierror(-2, "Name or service not known")
 
 
-def test_hosts_without_known_names_meet_at_the_interface_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_without_known_names_connect_at_the_interface_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostbyname", nowhere)
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth0")

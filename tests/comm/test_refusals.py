@@ -86,7 +86,7 @@ def test_refused_before_anything_is_sent(run, case: str) -> None:
 
 
 @pytest.mark.ranks(N)
-def test_after_a_refusal_the_transport_goes_on(run) -> None:
+def test_after_a_refusal_the_communicator_goes_on(run) -> None:
     def attempt(world: Communicator) -> float:
         with pytest.raises(ValueError, match="contiguous"):
             world.allreduce(torch.zeros(2, 3).t())

@@ -137,7 +137,7 @@ def test_a_message_from_a_rank_that_has_left() -> None:
     assert str(error).startswith("rank 1 has left, and rank 0 waits for it in sendrecv over 2 ranks: ")
 
 
-def test_lanes_that_wait_for_lanes() -> None:
+def test_comm_threads_that_wait_for_comm_threads() -> None:
     def nested(world: Communicator) -> None:
         first, second = world.dup_with_thread(), world.dup_with_thread()
         a, b = (first, second) if world.rank == 0 else (second, first)
@@ -196,7 +196,7 @@ def test_a_chain_to_a_rank_that_computes(heard: Heard) -> None:
 
 
 @pytest.mark.parametrize("in_one_call", [False, True])
-def test_what_is_queued_on_another_lane_may_free_others(heard: Heard, in_one_call: bool) -> None:
+def test_what_is_queued_on_another_comm_thread_may_free_others(heard: Heard, in_one_call: bool) -> None:
     """Ranks 0 and 1 wait for each other until rank 2 lets the other thread of rank 0 continue."""
 
     def busy(world: Communicator) -> None:
@@ -260,7 +260,7 @@ def test_a_rank_whose_thread_has_yet_to_notice_is_not_blocked() -> None:
     assert watch._state() is None
 
 
-def test_a_rank_with_a_lane_that_computes_is_not_blocked() -> None:
+def test_a_rank_with_a_comm_thread_that_computes_is_not_blocked() -> None:
     watch, comm_thread, computing = RankWatch(0, Table()), CommThread("lane"), CommThread("another")
     for each in (comm_thread, computing):
         watch.adopt(each.state)
@@ -287,7 +287,7 @@ def test_a_state_that_changes_between_two_looks_is_not_reported() -> None:
     assert table.blocked == set()
 
 
-def test_a_lane_that_uses_another_is_no_thread_of_its_own() -> None:
+def test_a_comm_thread_that_uses_another_is_no_thread_of_its_own() -> None:
     def nested(world: Communicator) -> None:
         other = world.dup_with_thread()
         assert world.member is not None
@@ -360,7 +360,7 @@ def test_a_library_that_returns_early_and_servers_take_no_part() -> None:
     assert stub.comm._begun("allreduce", stub.member, (one(),), None, None).needs is not None
 
 
-def test_who_does_not_come_in_time_is_told() -> None:
+def test_who_does_not_come_in_time_is_reported() -> None:
     started = threading.Barrier(2)
 
     def frozen(world: Communicator) -> None:

@@ -76,7 +76,7 @@ def test_alone_nothing_is_sent(run) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_split_transports_share_the_ledger_and_apart_ones_too(run, n: int) -> None:
+def test_split_communicators_share_the_stats_and_separate_ones_too(run, n: int) -> None:
     def record(world: Communicator) -> list[bool]:
         made = [world.split(0, world.rank), world.dup_with_thread()]
         return [comm.stats is world.stats for comm in made]

@@ -22,7 +22,7 @@ class Alarm:
         self.rung.set()
 
 
-def test_what_is_not_done_in_time_is_told_once_by_name() -> None:
+def test_what_is_not_done_in_time_is_reported_once_by_name() -> None:
     alarm = Alarm()
     watch, start = Watch(0.3, alarm), time.monotonic()
     watch.add("first", lambda: True)

@@ -112,7 +112,7 @@ def test_braces_are_in_place_of_a_whole_section(folder: Path) -> None:
         load(Path("jobs/digits.toml"), ["--data", '{ path = "x.h5", group_batch_size = "many" }'])
 
 
-def test_a_transport_is_asked_for_in_the_file_or_over_it(folder: Path) -> None:
+def test_a_backend_is_asked_for_in_the_file_or_over_it(folder: Path) -> None:
     text = JOB + '[parallel]\ndevice_backend = { intra_group = "nccl" }\n'
     assert loaded(text).parallel.device_backend == DeviceBackendSection(
         intra_group="nccl", inter_group="auto"

@@ -279,7 +279,7 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
     assert str(caught.value).startswith(told)
 
 
-def test_of_one_rank_alone_no_line_is_told(file: Path) -> None:
+def test_of_one_rank_alone_no_line_is_reported(file: Path) -> None:
     def on_each_rank(world: Communicator) -> None:
         with at_line(file), raise_on_all_ranks(world, "reading"):
             if world.rank == 1:

@@ -156,7 +156,7 @@ def test_mistakes(given: dict[str, Any], line: str) -> None:
     assert str(caught.value).startswith(line)
 
 
-def test_names_that_are_not_there_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_not_there_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a value that needs the missing name is refused. The other annotations are still read."""
     (tmp_path / "hidden_names.py").write_text(
         "from __future__ import annotations\n"

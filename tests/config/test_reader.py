@@ -59,6 +59,6 @@ def test_what_is_left_out_is_not_there() -> None:
         ("[[each]]\n[[each]]\ncount = [1]", r"f.toml: \[each 2\] count = \[1\]: unknown key: did you mean"),
     ],
 )
-def test_what_does_not_fit_is_told(text: str, message: str) -> None:
+def test_what_does_not_fit_is_reported(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(text)

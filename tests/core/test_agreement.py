@@ -39,7 +39,7 @@ def test_ranks_have_their_numbers_in_the_job(
 
 
 @pytest.mark.ranks(2)
-def test_it_is_told_in_which_optimizer_they_are(run) -> None:
+def test_it_is_reported_in_which_optimizer_they_are(run) -> None:
     calls = [Call("step()", 3, optimizer=1), Call("zero_grad()", 3, optimizer=1)]
     for line in run(2, refusals, Agreement.of_position, calls):
         assert line.startswith(

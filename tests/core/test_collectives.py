@@ -128,7 +128,7 @@ def between_backward_and_step(world: Communicator) -> list[float]:
 
 
 @pytest.mark.ranks(2)
-def test_a_metric_between_backward_and_step_meets_no_gradient(run) -> None:
+def test_a_metric_between_backward_and_step_touches_no_gradient(run) -> None:
     """Ranks reduce different buckets then, so on the optimizer's communication thread this would deadlock."""
     first, *others = run(2, between_backward_and_step)
     assert len(first) == 3

@@ -163,7 +163,7 @@ TOLD = (
 )
 
 
-def test_a_bucket_that_does_not_fit_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_does_not_fit_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = one_bucket(nn.Parameter(torch.ones(6)), K=2)
     monkeypatch.setattr(torch, "zeros", no_room)
     with pytest.raises(UserError, match=r"^no room for 6 parameters on cpu: ") as told:

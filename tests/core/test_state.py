@@ -163,7 +163,7 @@ class Untyped(AllToAll):
         pass
 
 
-def test_a_part_that_returns_no_state_is_told_so() -> None:
+def test_a_part_that_returns_no_state_is_refused() -> None:
     with pytest.raises(UserError) as told:
         bsp(Untyped()).state_dict()
     assert str(told.value) == "Method: grad_reduce.inner.state_dict() = {'same': {'t': 1}}: expected a State"

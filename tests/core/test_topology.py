@@ -69,7 +69,7 @@ def test_groups_stay_on_a_node_where_they_fit() -> None:
         assert len(set(nodes)) == 1
 
 
-def test_groups_across_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_groups_across_nodes_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert groups_across_nodes([0, 0, 0, 3, 3, 3], 2) == [1]
     with caplog.at_level(logging.WARNING):
         threads.run(6, lambda world: form(world, groups=3), nodes=[0, 0, 0, 3, 3, 3])
@@ -83,7 +83,7 @@ def test_groups_across_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_what_fails_on_one_rank_is_told_by_all(run, n: int) -> None:
+def test_what_fails_on_one_rank_is_reported_by_all(run, n: int) -> None:
     def one_fails(world: Communicator) -> str:
         with pytest.raises(JobError) as error, raise_on_all_ranks(world, "looking"):
             if world.rank == 1:
@@ -94,7 +94,7 @@ def test_what_fails_on_one_rank_is_told_by_all(run, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_what_fails_on_all_ranks_is_told_once(run, n: int) -> None:
+def test_what_fails_on_all_ranks_is_reported_once(run, n: int) -> None:
     def all_fail(world: Communicator) -> str:
         with pytest.raises(JobError) as error, raise_on_all_ranks(world, "looking"):
             raise UserError("nothing anywhere")

@@ -34,7 +34,7 @@ from hpcsgd.parts.schedules.in_turn import InTurn
         ),
     ],
 )
-def test_an_averager_that_does_not_say_it_is_told_so(make: Callable[[], Any], line: str) -> None:
+def test_an_averager_that_does_not_say_it_is_refused(make: Callable[[], Any], line: str) -> None:
     with pytest.raises(UserError) as told:
         make()
     assert str(told.value).startswith(line)

@@ -143,7 +143,7 @@ def test_disturbed_points_move_the_lines_little() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("law", "most"), [(one_line, 0.99), (two_lines, 1.0)])
-def test_the_error_told_is_that_of_points_never_seen(law: Law, most: float) -> None:
+def test_the_reported_error_is_that_of_points_never_seen(law: Law, most: float) -> None:
     """The stated error covers about nine of ten new measurements at sizes in between.
 
     If the change of slope may be on either side of a size, the error is larger.

@@ -299,7 +299,7 @@ class TestCompute:
         assert FULL.compute.update_seconds(1e6) == pytest.approx(2e-3)
         assert FULL.compute.selection_seconds("topk", 1e6) == pytest.approx(3e-3)
 
-    def test_what_was_not_measured_is_told(self) -> None:
+    def test_what_was_not_measured_is_reported(self) -> None:
         with pytest.raises(UserError, match="no model was measured"):
             Compute().forward_seconds(8)
         with pytest.raises(UserError, match="update_seconds_per_element: was not measured"):

@@ -99,7 +99,7 @@ def test_gradients_and_parameters_of_a_synchronous_step() -> None:
     assert cost.hidden == near(3 * grad_reduce + 3 * grad_reduce)
 
 
-def test_parameters_of_a_meeting() -> None:
+def test_parameters_of_a_synchronization() -> None:
     """They are gathered in every second step; in the other steps no data crosses groups."""
     grad_reduce = B * INSIDE
     assert priced(hierarchical(2)).phases["param_gather"] == near((grad_reduce + 4 * grad_reduce) / 2)

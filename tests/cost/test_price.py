@@ -77,7 +77,7 @@ def test_equals_the_closed_form_of_the_paper(P: int, K: int) -> None:
         assert communication(allreduce_local_sgd(5), m) == pytest.approx(closed, rel=1e-12)
 
 
-def test_the_baseline_is_k_times_as_dear_at_a_meeting() -> None:
+def test_the_baseline_is_k_times_as_dear_at_a_synchronization() -> None:
     P, K = 8, 4
     m = sizes(P, K)
     ours, theirs = (
@@ -118,7 +118,7 @@ def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
     assert too_long.seconds == pytest.approx(rest + messages - inside)  # gathers leave the link free
 
 
-def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
+def test_a_late_synchronization_counts_as_far_as_it_is_longer_than_its_delay() -> None:
     """Each counts max(0, synchronization − d steps); consecutive fragments use the time of all steps."""
     m, I = sizes(8, 1), 4  # noqa: E741 - the papers' letter
     at_once = price(StepPlan.of(hierarchical(I)), m, machine(1), NOTHING)

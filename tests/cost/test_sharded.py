@@ -185,7 +185,7 @@ def seen(world: Communicator, P: int, method: str) -> Seen:
         for P, K in [(1, 2), (2, 1), (2, 2), (1, 4), (2, 4), (4, 2)]
     ],
 )
-def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K: int) -> None:
+def test_bytes_are_those_of_the_stats_and_of_torch(run, method: str, P: int, K: int) -> None:
     ranks = run(P * K, seen, P, method)
     net = Net()
     m = sizes(net, P, K, optim.AdamW([p for p in net.parameters() if p.requires_grad]))
@@ -224,7 +224,7 @@ def test_the_distance_is_that_of_whole_models(run, method: str) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("period", [1, EVERY])
-def test_bytes_of_muon_are_those_of_the_ledger(run, groups: int, period: int) -> None:
+def test_bytes_of_muon_are_those_of_the_stats(run, groups: int, period: int) -> None:
     def muon(net: nn.Module) -> optim.Optimizer:
         return hpcsgd.muon(net, lr=0.01, period=period)
 

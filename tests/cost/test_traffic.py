@@ -152,7 +152,7 @@ def on_the_mean(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 @pytest.mark.threads(unless={"P": 2, "K": 2, "label": {"async_sgd", "hierarchical", "sgp"}})
 @pytest.mark.parametrize(("P", "K"), some(SHAPES, {(1, 2), (2, 2), (3, 1)}))
 @pytest.mark.parametrize("label", sorted(ENTRIES.keys() - IN_TURN - SETTLING))
-def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str, P: int, K: int) -> None:
+def test_bytes_of_every_method_are_those_that_the_stats_count(run, label: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
     expected = foretold(P, K, made(label), found.pop("synced"))
@@ -243,7 +243,9 @@ def test_bytes_per_index_of_gaps() -> None:
     "new", [lambda: hierarchical(3, optimizer_state=hpcsgd.AverageState), lambda: des_loc(4, 3, 6)]
 )
 @pytest.mark.parametrize("optimizer", WITH_MOMENTS)
-def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method], P: int, K: int) -> None:
+def test_bytes_of_averaged_optimizer_state(
+    run, optimizer: str, new: Callable[[], Method], P: int, K: int
+) -> None:
     """With chained optimizers each state tensor counts for the parameters that have it."""
     make = WITH_MOMENTS[optimizer]
     found = on_the_mean(run(P * K, counted, P, new, make))
@@ -326,7 +328,7 @@ def test_a_step_of_a_stage_sends_what_a_step_of_the_method_sends() -> None:
             asked(plan, m)
 
 
-def test_what_cannot_be_foretold_is_said() -> None:
+def test_what_cannot_be_predicted_is_reported() -> None:
     m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     with pytest.raises(UserError, match="how often the groups average depends on the gradients"):
         of_step(StepPlan.of(selsync(0.3)), m)
@@ -334,7 +336,7 @@ def test_what_cannot_be_foretold_is_said() -> None:
         of_step(StepPlan.of(bsp(Sparse(HardThreshold(0.1)))), m)
 
 
-def test_who_gradient_reductions_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
+def test_who_reduces_whole_vectors_and_averages_shards_gathers_once_more() -> None:
     """Like the engine, it averages shards although each rank has all of w, and an allgather follows."""
     m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)

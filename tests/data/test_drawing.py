@@ -64,7 +64,7 @@ KINDS = {
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_are_dealt_one_draw(kind: str, ranks: int) -> None:
+def test_ranks_are_assigned_one_draw(kind: str, ranks: int) -> None:
     total = len(KINDS[kind]())
     (alone,) = samplers(1, KINDS[kind], seed=3)
     epochs: list[list[int]] = []
@@ -128,7 +128,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch_on_other_ranks(then: int) -> None:
     assert [x for card in zip(*rest, strict=True) for x in card] == whole[40:]
 
 
-def test_whole_batches_are_dealt() -> None:
+def test_whole_batches_are_assigned() -> None:
     def batches() -> BatchSampler:
         return BatchSampler(WeightedRandomSampler(WEIGHTS.tolist(), 100), 8, drop_last=False)
 
@@ -158,7 +158,7 @@ def test_samplers_that_deal_are_refused() -> None:
         Sampler(10, job, partition=SelDP(), drop_last=False)
 
 
-def test_a_length_that_is_not_that_of_the_epoch_is_told() -> None:
+def test_a_length_that_is_not_that_of_the_epoch_is_reported() -> None:
     class Longer(ByLength):
         def __len__(self) -> int:
             return 51
@@ -168,7 +168,7 @@ def test_a_length_that_is_not_that_of_the_epoch_is_told() -> None:
         list(sampler)
 
 
-def test_a_sampler_without_an_end_is_told() -> None:
+def test_a_sampler_without_an_end_is_reported() -> None:
     class Endless(ByLength):
         def __iter__(self) -> Iterator[int]:
             return itertools.count()

@@ -267,7 +267,7 @@ def test_a_damaged_byte_is_found(path: Path) -> None:
         data[0]
 
 
-def test_a_missing_shard_is_told_before_training(path: Path) -> None:
+def test_a_missing_shard_is_reported_before_training(path: Path) -> None:
     next(iter(folder_of(path).iterdir())).unlink()
     with pytest.raises(
         UserError, match=r"store\.h5\.shards: \d of \d shards of the dataset file are missing"

@@ -58,7 +58,7 @@ def test_of_one_file_each_tenth_of_a_class_is_to_test_on(tmp_path: Path) -> None
     assert test.classes == ("0", "1", "2")
 
 
-def test_what_is_damaged_is_told(tmp_path: Path) -> None:
+def test_what_is_damaged_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "own.h5"
     x, y = drawn(60, 4)
     convert_npz([saved(tmp_path / "a.npz", x, y)], path)

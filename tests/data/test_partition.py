@@ -61,7 +61,7 @@ def hands(shape: Shape, partition: Partition, epoch: int = 0) -> list[list[int]]
 
 
 @given(SHAPES, EPOCHS)
-def test_seldp_all_groups_see_everything_and_never_the_same_chunk(shape: Shape, epoch: int) -> None:
+def test_seldp_all_groups_see_everything_and_never_the_same_part(shape: Shape, epoch: int) -> None:
     """Chunk c holds the samples that group c sees first."""
     P, length = shape.P, shape.n // shape.P
     found = hands(shape, SelDP(), epoch)
@@ -74,7 +74,7 @@ def test_seldp_all_groups_see_everything_and_never_the_same_chunk(shape: Shape, 
         assert len(set(rows)) == P
 
 
-def test_seldp_chunks_are_cut_anew_in_every_epoch() -> None:
+def test_seldp_parts_are_cut_anew_in_every_epoch() -> None:
     shape = Shape(50, 4, 1, 3, 1)
     left_out = set()
     for epoch in range(30):
@@ -84,7 +84,7 @@ def test_seldp_chunks_are_cut_anew_in_every_epoch() -> None:
 
 
 @given(SHAPES, EPOCHS)
-def test_defdp_groups_have_chunks_of_their_own(shape: Shape, epoch: int) -> None:
+def test_defdp_groups_have_parts_of_their_own(shape: Shape, epoch: int) -> None:
     """A group has the same samples in every epoch."""
     first, later = hands(shape, DefDP(), epoch), hands(shape, DefDP(), epoch + 1)
     for one, other in zip(first, later, strict=True):

@@ -167,7 +167,7 @@ def test_in_order() -> None:
 
 
 @pytest.mark.parametrize("given", [1.5, None, "1", torch.ones(2, dtype=torch.int64), 2**63])
-def test_what_is_no_whole_number_is_told_in_one_line(given: Any) -> None:
+def test_what_is_no_whole_number_is_reported_in_one_line(given: Any) -> None:
     with pytest.raises(UserError, match=r"seed = .*: expected a whole number"):
         samplers(8, 1, seed=given)
     (sampler,) = samplers(8, 1)
@@ -191,7 +191,7 @@ PARTITIONS_MEANT = {
 
 
 @pytest.mark.parametrize("given", PARTITIONS_MEANT)
-def test_what_is_no_partition_is_told_in_one_line(given: Any) -> None:
+def test_what_is_no_partition_is_reported_in_one_line(given: Any) -> None:
     with pytest.raises(UserError, match=PARTITIONS_MEANT[given]):
         samplers(8, 2, partition=given)
 
@@ -234,7 +234,7 @@ UNLIKE: dict[str, tuple[Callable[[Topology], Sampler], str]] = {
 
 
 @pytest.mark.parametrize("what", UNLIKE)
-def test_unlike_samplers_are_told_in_the_first_step(what: str) -> None:
+def test_unlike_samplers_are_reported_in_the_first_step(what: str) -> None:
     made, line = UNLIKE[what]
     with pytest.raises(JobError, match=f"ranks 0 and 1 differ: {line}"):
         threads.run(2, lambda world: trained(world, made))

@@ -70,7 +70,7 @@ def test_shards_share_a_descriptor(path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
-def test_the_kernel_is_told_of_runs_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_given_runs_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is announced again only after so many others that the kernel may have dropped it."""
     monkeypatch.setattr("hpcsgd.data.token_segments.RUN", 32)
     monkeypatch.setattr("hpcsgd.data.token_segments.REMEMBERED", 3)

@@ -140,7 +140,7 @@ def test_who_left_is_no_loss_to_the_next_coordinator(desk: Desk) -> None:
             desk.leave()
 
 
-def test_the_one_that_left_is_told_of_as_such(desk: Desk) -> None:
+def test_the_one_that_left_is_reported_as_such(desk: Desk) -> None:
     folder = str(desk.folder.resolve())
     with desk.coordinator(1, term=1):
         client = desk.client(folder, 0)

@@ -93,7 +93,7 @@ def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:
         assert come(staying).replica_groups == (0,)
 
 
-def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
+def test_silent_groups_are_left_behind_and_learn_it_when_they_wake(desk: Desk) -> None:
     with desk.coordinator(2) as at:
         staying, frozen = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(staying, frozen)

@@ -39,7 +39,7 @@ def story(events: EventLog, clock: Clock) -> None:
         clock.now += 1
 
 
-def test_events_read_back_as_told_and_at_once(tmp_path: Path, clock: Clock) -> None:
+def test_events_read_back_as_reported_and_at_once(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "events.jsonl"
     events = EventLog(path)
     story(events, clock)

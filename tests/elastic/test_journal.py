@@ -65,7 +65,7 @@ ORDERS = list(combinations_with_replacement((BEFORE, BETWEEN, AFTER), 2))
 
 
 @pytest.mark.parametrize(("claims", "reads"), ORDERS)
-def test_the_next_one_knows_what_was_told(
+def test_the_next_one_knows_what_was_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: int, reads: int
 ) -> None:
     first, known = begun(tmp_path, 1), Register()
@@ -142,7 +142,7 @@ def told_in(terms: Path, many: int, draw: Callable[[int], int]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_in_every_order_of_two_no_round_is_told_twice(tmp_path: Path) -> None:
+def test_in_every_order_of_two_no_round_is_reported_twice(tmp_path: Path) -> None:
     """Two coordinators that announced the same round would have announced different models."""
     orders = list(product((0, 1), repeat=11))
     for order in orders:
@@ -152,7 +152,7 @@ def test_in_every_order_of_two_no_round_is_told_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_many_orders_of_three_no_round_is_told_twice(tmp_path: Path) -> None:
+def test_in_many_orders_of_three_no_round_is_reported_twice(tmp_path: Path) -> None:
     for seed in range(300):
         told = told_in(tmp_path / "terms", 3, random.Random(seed).randrange)
         assert told == sorted(set(told)), seed

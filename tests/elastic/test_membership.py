@@ -126,7 +126,7 @@ def test_the_frozen_are_not_waited_for() -> None:
     assert membership.register.rounds == 0
 
 
-def test_samples_are_dealt_to_those_that_make_the_round() -> None:
+def test_samples_are_assigned_to_those_that_make_the_round() -> None:
     membership = running(0, 1)
     begins, later = Vote(Point(0, 0, 0)), Vote(Point(7, 0, 0))
     vote(membership, 0, begins)

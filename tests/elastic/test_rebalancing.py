@@ -117,7 +117,7 @@ def test_what_no_policy_can_be_and_no_epoch_was() -> None:
 
 
 @given(few, st.data())
-def test_a_constant_alpha_is_met_after_one_epoch(alpha: dict[int, int], data: st.DataObject) -> None:
+def test_a_constant_alpha_is_reached_after_one_epoch(alpha: dict[int, int], data: st.DataObject) -> None:
     """From any start, max t is that of Lemma 1 with its shares rounded down, or less."""
     X = len(alpha) + data.draw(st.integers(0, 100))
     x = split(data, len(alpha), X)

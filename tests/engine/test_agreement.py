@@ -103,7 +103,7 @@ def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
         threads.run(3, body, timeout=PATIENCE)
 
 
-def test_updates_before_a_synchronization_are_told() -> None:
+def test_updates_before_a_synchronization_are_reported() -> None:
     def body(world: Communicator) -> None:
         net, optimizer = made(world, 2, lambda: hpcsgd.hierarchical(2))
         train(world, net, optimizer, 0, 1)

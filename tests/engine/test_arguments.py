@@ -69,7 +69,7 @@ def test_an_argument_of_another_kind_is_named(run, n: int, wrong: dict[str, Any]
 
 
 @pytest.mark.ranks(2)
-def test_arguments_in_another_order_are_told(run) -> None:
+def test_arguments_in_another_order_are_reported(run) -> None:
     def refused(world: Communicator) -> tuple[str, str]:
         topology, right = form(world), given()
         with pytest.raises(UserError) as optimizer_and_model:
@@ -86,7 +86,7 @@ def test_arguments_in_another_order_are_told(run) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_the_first_of_two_optimizers_of_one_model_is_told_of_the_second(run) -> None:
+def test_the_first_of_two_optimizers_of_one_model_reports_the_second(run) -> None:
     def refused(world: Communicator) -> str:
         topology, net = form(world), make_model()
         first, second = (

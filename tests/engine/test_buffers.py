@@ -177,7 +177,7 @@ def test_quantized_ones_are_shared_and_saving_them_is_refused(tmp_path: Path) ->
     assert first == second
 
 
-def test_kinds_that_differ_between_ranks_are_told() -> None:
+def test_kinds_that_differ_between_ranks_are_reported() -> None:
     def body(world: Communicator) -> None:
         net = Net(drawn(0, 4, 6) if world.rank else drawn(0, 4, 6).to_sparse_coo(), drawn(0, 1))
         hpcsgd.DistributedOptimizer(
@@ -269,7 +269,7 @@ def test_a_buffer_that_can_be_written_stays_where_it_is(made: Tensor) -> None:
     assert net.b is made
 
 
-def test_ranks_with_other_buffers_are_told_before_any_is_overwritten() -> None:
+def test_ranks_with_other_buffers_are_reported_before_any_is_overwritten() -> None:
     def body(world: Communicator) -> None:
         net = Quantizer()
         optimizer = hpcsgd.DistributedOptimizer(

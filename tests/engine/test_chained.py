@@ -172,7 +172,7 @@ def test_which_matrices_may_be_said() -> None:
     assert len(muon(alone, 0.02, hidden=["*"]).param_groups) == 1
 
 
-def test_an_older_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(optim, "Muon")
     with pytest.raises(UserError, match=r"has no Muon: it needs torch 2\.9"):
         muon(make_model(), 0.02, hidden=["0.weight"])

@@ -360,7 +360,7 @@ def test_gradients_may_be_scaled(run) -> None:
 
 
 @pytest.mark.ranks(3)
-def test_the_layout_is_foretold(run) -> None:
+def test_the_layout_is_predicted(run) -> None:
     def of_rank(world: Communicator) -> Any:
         topology, net = form(world), Language()
         optimizer = DistributedOptimizer(muon(net, 0.02), net, topology, bsp(), bucket_cap_mb=5e-3)
@@ -390,7 +390,7 @@ def test_groups_own_no_tensors() -> None:
 
 
 @pytest.mark.ranks(3)
-def test_much_padding_is_told(run, caplog: pytest.LogCaptureFixture) -> None:
+def test_much_padding_is_reported(run, caplog: pytest.LogCaptureFixture) -> None:
     def wrap(world: Communicator) -> None:
         net = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
         inner = muon(net, 0.02, hidden=["0.weight"])

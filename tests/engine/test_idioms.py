@@ -211,7 +211,7 @@ OPTIONS = {"weight_decay": 0.3, "momentum": 0.5, "nesterov": True}
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 1)])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_of_one_rank_alone_is_told(run, P: int, K: int, name: str) -> None:
+def test_an_option_of_one_rank_alone_is_reported(run, P: int, K: int, name: str) -> None:
     def train(world: Communicator) -> None:
         def body(net: Any, optimizer: optim.Optimizer, backward: Callable[[int], None]) -> None:
             ordinary(net, optimizer, backward)
@@ -581,7 +581,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (1, 1), (1, 2)])
 @pytest.mark.parametrize("name", METHODS)
-def test_groups_meet_before_the_first_step_and_alone(run, P: int, K: int, name: str) -> None:
+def test_groups_synchronize_before_the_first_step_and_alone(run, P: int, K: int, name: str) -> None:
     def train(world: Communicator) -> Tensor:
         net = make_model()
         made = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world, P), METHODS[name]())

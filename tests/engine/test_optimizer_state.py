@@ -14,7 +14,7 @@ from trainings import OPTIMIZERS, Net, Training
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_moments_are_all_tensors_of_the_own_pieces(run, n: int) -> None:
+def test_optimizer_state_is_all_tensors_of_the_own_pieces(run, n: int) -> None:
     """The state has tensors with a value for every element that this rank owns, and their number of steps."""
 
     def of_rank(world: Communicator) -> tuple[set[str], int, int]:

@@ -207,7 +207,7 @@ def test_a_closure_is_evaluated_once_where_nothing_has_moved(run) -> None:
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
-def test_groups_meet(run, P: int, K: int) -> None:
+def test_groups_synchronize(run, P: int, K: int) -> None:
     nets = [model() for _ in range(P)]
     optimizers = [Sam(net.parameters()) for net in nets]
     for t in range(STEPS):

@@ -464,7 +464,7 @@ def test_in_parts_the_optimizer_and_its_groups_stay(run) -> None:
         assert run(2, train) == [([0.005, 0.0025], True, 2.0)] * 2
 
 
-def test_lanes_end_with_what_was_never_used() -> None:
+def test_comm_threads_end_with_what_was_never_used() -> None:
     """The threads end even if one passes work to another that is about to end."""
 
     def leave(world: Communicator) -> None:

@@ -177,7 +177,7 @@ def test_who_waits_for_whom(method: str, update: Update) -> None:
     assert StepPlan.of(new(), update).waits == waits
 
 
-def test_moments_of_other_intervals_and_groups_that_never_average_are_not_known() -> None:
+def test_optimizer_state_of_other_intervals_and_groups_that_never_average_are_not_known() -> None:
     assert isinstance(StepPlan.of(des_loc(4, first_every=6)).waits, Unknown)
     assert StepPlan.of(Method(AllToAll(), never, Mean())).waits == Unknown("its groups never average")
 

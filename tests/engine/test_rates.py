@@ -83,7 +83,7 @@ def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str)
 
 @pytest.mark.parametrize("around", WHERE)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
-def test_sasgd_meets_at_the_rate_of_the_step(run, P: int, K: int, around: str) -> None:
+def test_sasgd_synchronizes_at_the_rate_of_the_step(run, P: int, K: int, around: str) -> None:
     def trained(world: Communicator) -> list[Tensor]:
         net, wrapped = warmed_up(world, P, sasgd(3), around)
         return [one_step(net, wrapped, wrapped.topology, t) for t in range(STEPS)]

@@ -42,7 +42,7 @@ def test_are_found_out_and_updated_whole(run, n: int) -> None:
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (2, 1), (2, 4)])
-def test_meet_on_the_chunks_they_own(run, P: int, K: int) -> None:
+def test_synchronize_on_the_shards_they_own(run, P: int, K: int) -> None:
     expected = local_sgd(P, K, 2, Lars, STEPS)
     ranks = run(P * K, lambda world: distributed(world, P, hierarchical(2), Lars, STEPS))
     for rank, history in enumerate(ranks):

@@ -207,14 +207,14 @@ def test_autocast_makes_products_narrow() -> None:
         assert (x + x).dtype == torch.float32
 
 
-def test_a_failure_is_told_though_late() -> None:
+def test_a_failure_is_reported_though_late() -> None:
     x = torch.ones(2, device=FIRST)
     with pytest.raises(IndexError, match="out of bounds"):  # the next call raises it if the device is fast
         x[torch.tensor([7], device=FIRST)].add_(1)
         torch.accelerator.synchronize()
 
 
-def test_tensors_on_two_devices_do_not_meet() -> None:
+def test_tensors_on_two_devices_do_not_mix() -> None:
     with pytest.raises(RuntimeError, match="on the same device"):
         torch.add(torch.ones(2, device="far:0"), torch.ones(2, device="far:1"))
 

@@ -50,7 +50,7 @@ def every_operation(world: Communicator, store: Any, device: torch.device) -> tu
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_ranks_meet_when_their_streams_come_there(pattern: str) -> None:
+def test_ranks_communicate_when_their_streams_come_there(pattern: str) -> None:
     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     ranks = threads.run(N, explicitly(every_operation, PATTERNS[pattern]), store, timeout=PATIENCE)
     xs = [[0, 1, 2, 3], [10, 11, 12, 13]]

@@ -44,7 +44,7 @@ def test_a_process_ends_well_after_a_full_disk(tmp_path: Path, size: int) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_told_before_what_hdf5_then_makes_of_it(
+def test_a_full_disk_is_reported_before_what_hdf5_then_makes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(disk: Disk, _: memoryview) -> None:

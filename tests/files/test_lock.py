@@ -48,7 +48,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
 
 
-def test_the_second_one_is_told_who_is_in_it(tmp_path: Path) -> None:
+def test_the_second_one_reports_who_is_in_it(tmp_path: Path) -> None:
     with another_process_in(tmp_path) as process:
         who = rf"process {process.pid} of Slurm job 4711 on \S+, since 20\S+"
         with pytest.raises(UserError, match=rf"^{tmp_path}: in use by {who}: let it end"), locked(tmp_path):

@@ -88,7 +88,7 @@ def test_a_norm_that_float32_could_not_hold(everywhere):
         assert norms.item() == pytest.approx(1e5 * float(acc[0]) ** 2, rel=1e-12)
 
 
-def test_not_a_number_is_told_by_the_norm_of_its_segment(everywhere):
+def test_not_a_number_is_found_by_the_norm_of_its_segment(everywhere):
     acc = torch.ones(10)
     acc[7] = torch.nan
     for norms in everywhere(

@@ -195,7 +195,7 @@ def test_without_a_library_it_is_said_once(fresh, monkeypatch, caplog, tmp_path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_none_serves_and_the_reason_is_told(library, fresh, caplog):
+def test_without_a_gpu_none_serves_and_the_reason_is_reported(library, fresh, caplog):
     assert kernels.cuda(GPU) is None
     assert "libhpcsgd_cuda.so cannot be used on cuda:0: " in caplog.text
 

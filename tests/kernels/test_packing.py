@@ -89,7 +89,7 @@ def test_many_threads_have_the_same_bits(everywhere, bits: int, draw: int | None
 
 
 @LAYOUTS
-def test_no_number_is_told_by_its_block_and_no_other(bits: int, block: int) -> None:
+def test_no_number_is_found_by_its_block_and_no_other(bits: int, block: int) -> None:
     for odd in (torch.nan, torch.inf, -torch.inf):
         x = torch.ones(3 * block)
         x[block + 1] = odd

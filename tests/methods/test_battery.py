@@ -101,7 +101,7 @@ def test_equals_plain_torch(run, method: str, P: int, K: int, optimizer: str) ->
     "method",
     [label for label in REFERENCES if not label.startswith("sparseloco") and "in few bits" not in label],
 )
-def test_so_where_no_chunk_cuts_a_tensor(run, method: str) -> None:
+def test_so_where_no_shard_cuts_a_tensor(run, method: str) -> None:
     """Shards that contain only whole tensors, as with Muon, change no result.
 
     The padding where tensors leave a shard unfilled has no effect. Quantizers of few bits and selections are

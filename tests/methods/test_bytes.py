@@ -88,7 +88,7 @@ MEETING_AS_MUCH: dict[str, Callable[[], Method]] = {
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("method", MEETING_AS_MUCH)
-def test_others_that_meet_so_often(run, P: int, K: int, method: str) -> None:
+def test_others_that_synchronize_so_often(run, P: int, K: int, method: str) -> None:
     """Averages of models, sums of gradients and outer optimizers send the same number of elements."""
     expected = run(P * K, recorded, P, hierarchical(EVERY), 0.0)
     counted = run(P * K, lambda world: recorded(world, P, MEETING_AS_MUCH[method](), 0.0))
@@ -138,7 +138,7 @@ def test_bsp(run, P: int, K: int) -> None:
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (4, 2)])
-def test_averaged_moments_are_counted_apart(run, P: int, K: int) -> None:
+def test_averaged_optimizer_state_is_counted_separately(run, P: int, K: int) -> None:
     """They have a phase of their own, and 16 bytes more check that all ranks average the same state."""
     meetings = STEPS // EVERY
     for counted in run(P * K, recorded, P, hierarchical(EVERY, optimizer_state=AverageState)):

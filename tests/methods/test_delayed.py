@@ -99,7 +99,7 @@ class OnCopies:
 @pytest.mark.threads(unless={"method": "diloco", "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", OF_CHUNKS)
-def test_whose_meetings_go_by_chunks_may_be_given_copies(run, method: str, P: int, K: int) -> None:
+def test_whose_averages_go_by_shards_may_be_given_copies(run, method: str, P: int, K: int) -> None:
     def with_copies() -> Method:
         made = OF_CHUNKS[method]()
         return Method(made.grad_reduce, made.schedule, OnCopies(made.averager))
@@ -169,7 +169,7 @@ def trained(
 
 
 @pytest.mark.ranks(4)
-def test_a_meeting_counts_once_and_has_the_distance_of_its_beginning(run) -> None:
+def test_a_synchronization_counts_once_and_has_the_distance_of_its_beginning(run) -> None:
     plain = run(4, lambda world: trained(world, hierarchical(EVERY), STEPS)[1])
     late = run(4, lambda world: trained(world, delayed(hierarchical(EVERY), 2), STEPS)[1])
     for noted, at_once in zip(late, plain, strict=True):
@@ -186,7 +186,7 @@ def test_one_that_falls_due_while_another_is_under_way_is_left_out(run) -> None:
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
-def test_meeting_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
+def test_averaging_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
     def ends(world: Communicator) -> tuple[Tensor, Tensor]:
         optimizer, _, now = trained(world, delayed(hierarchical(EVERY), 2), 4, P)
         mean = now()
@@ -225,7 +225,7 @@ class Held:
 
 
 @pytest.mark.ranks(4)
-def test_gradients_do_not_wait_for_a_meeting(run) -> None:
+def test_gradients_do_not_wait_for_a_synchronization(run) -> None:
     """Two steps reduce their gradients before the synchronization begins; it still averages w_t."""
 
     def trained_meanwhile(world: Communicator) -> list[Tensor]:
@@ -259,7 +259,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_fault_in_a_meeting_under_way_ends_all(world_size: int) -> None:
+def test_a_fault_in_a_synchronization_under_way_ends_all(world_size: int) -> None:
     reached = []
 
     def train(world: Communicator) -> None:
@@ -274,7 +274,7 @@ def test_a_fault_in_a_meeting_under_way_ends_all(world_size: int) -> None:
     assert len(reached) == world_size
 
 
-def test_a_rank_that_dies_while_a_meeting_is_under_way_ends_all() -> None:
+def test_a_rank_that_dies_while_a_synchronization_is_under_way_ends_all() -> None:
     reached = []
     stepped = threading.Barrier(4)  # the communicator's own may break while a rank leaves it
 
@@ -311,7 +311,7 @@ NOT_OF_CHUNKS: list[Callable[[], Method]] = [
 
 @pytest.mark.parametrize("new", NOT_OF_CHUNKS)
 @pytest.mark.parametrize("wrap", [lambda m: delayed(m, 1), lambda m: streaming(m, 1, 1)])
-def test_what_meetings_need_more_than_chunks(new: Callable[[], Method], wrap: Any) -> None:
+def test_what_averages_need_more_than_shards(new: Callable[[], Method], wrap: Any) -> None:
     with pytest.raises(UserError, match="this method needs more than a rank's shards"):
         wrap(new())
 

@@ -54,7 +54,7 @@ def amsgrad(params: Any) -> optim.Optimizer:
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
-def test_moments_by_name(run, P: int, K: int) -> None:
+def test_optimizer_state_by_name(run, P: int, K: int) -> None:
     """One entry has another interval than its kind; max_exp_avg_sq is a second moment, too."""
     new = lambda: des_loc(4, 3, 2, optimizer_state={"exp_avg_sq": 5})  # noqa: E731
     ranks = run(P * K, lambda world: distributed(world, P, new(), amsgrad, STEPS))
@@ -64,7 +64,9 @@ def test_moments_by_name(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("name", ["momentum", "Adam", "NAdam"])
-def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str, P: int, K: int) -> None:
+def test_with_one_interval_it_is_local_sgd_with_averaged_optimizer_state(
+    run, name: str, P: int, K: int
+) -> None:
     """The bits are equal, including the step counts, which groups that use different parts do not share."""
 
     def ends(world: Communicator, method: Method) -> list[Tensor]:
@@ -99,7 +101,7 @@ def counted(
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
-def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K: int) -> None:
+def test_where_optimizer_state_is_averaged_alone_no_parameter_goes_across_groups(run, P: int, K: int) -> None:
     """K_x = 4, K_u = 3, K_v = 6. Parameters are gathered inside the group as after any other step."""
     for steps in run(P * K, lambda world: counted(world, P, des_loc(4, 3, 6), OPTIMIZERS["AdamW"], model())):
         plain = steps[0].get("param_gather", 0.0)
@@ -114,7 +116,7 @@ def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K
 
 
 @pytest.mark.ranks(2)
-def test_counts_come_along_with_moments_alone(run) -> None:
+def test_counts_come_along_with_optimizer_state_alone(run) -> None:
     """RMSprop has no first moment: in a step where only that would be due, step counts are not sent."""
     make: MakeOptimizer = lambda params: optim.RMSprop(params, lr=0.01)  # noqa: E731
     for steps in run(
@@ -139,7 +141,7 @@ def test_an_optimizer_of_whole_tensors(run) -> None:
 @pytest.mark.parametrize(("P", "K"), [(3, 2), (2, 2)])
 @pytest.mark.parametrize("make_model", [model, Branches])
 @pytest.mark.parametrize("periods", [(3, 2, 4), (2, 3, 6), (1, 12, 12)])
-def test_bytes_are_as_foretold(
+def test_bytes_are_as_predicted(
     run, periods: tuple[int, int, int], make_model: Callable[[], torch.nn.Module], P: int, K: int
 ) -> None:
     """The predicted bytes hold for different intervals, over a whole number of each.
@@ -181,7 +183,7 @@ def test_the_share_of_steps_in_which_any_is_due() -> None:
         ),
     ],
 )
-def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], message: str) -> None:
+def test_optimizer_state_that_there_is_not(run, make: str, moments: dict[str, int], message: str) -> None:
     """All ranks raise the error in the first step, not only when the state would be averaged."""
 
     def told(world: Communicator) -> str:

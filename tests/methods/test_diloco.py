@@ -60,7 +60,7 @@ def test_an_outer_step_of_one_is_the_mean(run, P: int, K: int, optimizer: str) -
 )
 @pytest.mark.parametrize("outer", [NESTEROV, lambda params: optim.AdamW(params, lr=0.02)])
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
+def test_an_outer_optimizer_on_shards_and_on_all_of_w(
     run, P: int, K: int, outer: Any, grad_reduce: Any, inner: Any
 ) -> None:
     def models(world: Communicator) -> list[Tensor]:
@@ -72,7 +72,7 @@ def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
-def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
+def test_the_outer_state_is_of_the_own_shard(run, P: int, K: int) -> None:
     def held(world: Communicator) -> tuple[int, int]:
         method = diloco(1)
         distributed(world, P, method, SGD, 1)
@@ -130,7 +130,7 @@ def test_outer_around_the_mean_of_some(run) -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("moments", [AverageState, ResetState])
-def test_moments_go_around_the_outer_step(run, moments: Any) -> None:
+def test_optimizer_state_goes_around_the_outer_step(run, moments: Any) -> None:
     """With an outer step of one, the optimizer state is treated as in local SGD."""
     outer = lambda params: optim.SGD(params, lr=1.0)  # noqa: E731
     make = OPTIMIZERS["AdamW"]

@@ -61,7 +61,7 @@ SGD = OPTIMIZERS["SGD"]
 
 
 @pytest.mark.parametrize(("x", "S", "LSSR"), [(4, 195, 0.979), (8, 195, 0.959), (1, 1, 0.0), (3, 7, 4 / 7)])
-def test_meetings_are_uniform_and_known_in_advance(x: int, S: int, LSSR: float) -> None:
+def test_synchronizations_are_uniform_and_known_in_advance(x: int, S: int, LSSR: float) -> None:
     """0.979 and 0.959 are the values of SelSync's table I for E = 0.25 and 0.125."""
     when = PerEpoch(x, S)
     meetings = [t for t in range(1, 5 * S + 1) if when(SimpleNamespace(t=t))]  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def test_all_take_the_mean_of_those_drawn(run, P: int, K: int, C: float, optimiz
 
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-def test_all_leave_a_meeting_alike(run, P: int, K: int) -> None:
+def test_all_leave_a_synchronization_alike(run, P: int, K: int) -> None:
     """Groups differ before a synchronization and have the same bits after it, which depend on the seed."""
 
     def models(world: Communicator, seed: int) -> list[Tensor]:

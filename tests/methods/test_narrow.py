@@ -160,7 +160,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, grad_
     ],
 )
 @pytest.mark.parametrize("narrow", NARROW)
-def test_meeting_equals_changes_nothing(run, make: Callable[[], Method], P: int, narrow: Any) -> None:
+def test_averaging_equals_changes_nothing(run, make: Callable[[], Method], P: int, narrow: Any) -> None:
     """Three times a third of a number is the number again: equal models do not drift."""
 
     def drifted(world: Communicator) -> bool:

@@ -41,7 +41,7 @@ def test_equals_its_equations(run, P: int, K: int, alpha: float, beta: float, ga
 
 
 @pytest.mark.parametrize("P", [2, 3, 4, 7, 8])
-def test_everybody_meets_one_other_or_is_left_alone_in_turn(P: int) -> None:
+def test_each_group_averages_with_one_other_or_is_left_alone_in_turn(P: int) -> None:
     met = set()
     for t in range(60):
         found = Pairs(seed=1, every=1).partners(t, P)
@@ -59,7 +59,7 @@ def test_partners_follow_from_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1), (3, 2), (4, 1)])
-def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
+def test_a_synchronization_sends_one_shard_to_one_other(run, P: int, K: int) -> None:
     """A rank sends a shard and one number at a synchronization, and nothing to other groups between them."""
 
     def sent(world: Communicator) -> list[float]:
@@ -170,7 +170,7 @@ def test_a_job_file_gives_the_constants(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks(3)
-def test_phi_and_delta_are_of_the_own_chunk_and_wide(run) -> None:
+def test_phi_and_delta_are_of_the_own_shard_and_wide(run) -> None:
     def kept(world: Communicator) -> list[str]:
         topology, net = form(world, 3), model().bfloat16()
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, noloco(1))

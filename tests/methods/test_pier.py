@@ -114,7 +114,7 @@ def test_in_few_bits_the_first_average_is_exact(run) -> None:
         torch.testing.assert_close(mine[7], theirs[7], rtol=0, atol=0.02)
 
 
-def test_a_lazy_start_of_no_step_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lazy_start_of_no_step_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         pier(50, 20_000)
         assert caplog.messages == []
@@ -125,7 +125,7 @@ def test_a_lazy_start_of_no_step_is_told(caplog: pytest.LogCaptureFixture) -> No
     )
 
 
-def test_a_short_lazy_start_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_lazy_start_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         pier(50, 20_000, 0.05, outer_schedule=outer_schedules.piecewise(20_000, lr=[[0, 1.0]]))
         assert caplog.messages == []

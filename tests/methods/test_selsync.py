@@ -121,7 +121,7 @@ def test_with_delta_0_all_steps_are_shared(run, P: int, K: int, optimizer: str) 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
+def test_with_delta_infinity_no_group_synchronizes(run, P: int, K: int, by: str) -> None:
     """The result has the bits of local SGD before its first synchronization."""
     make = OPTIMIZERS["momentum"]
 
@@ -152,7 +152,7 @@ def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_moments_may_be_averaged_too(run) -> None:
+def test_optimizer_state_may_be_averaged_too(run) -> None:
     make = OPTIMIZERS["momentum"]
     same = lambda world: all(  # noqa: E731
         map(
@@ -292,7 +292,7 @@ def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("broken", [float("nan"), INFINITY])
-def test_what_is_no_number_means_meet(broken: float) -> None:
+def test_what_is_no_number_means_synchronize(broken: float) -> None:
     """The average does not change: the next steps are judged as if this step had not happened."""
     norms = [4.0, 1.0, 2.0, 2.5]
     plain, other = RelativeChange(WINDOW, SMOOTHING), RelativeChange(WINDOW, SMOOTHING)
@@ -308,7 +308,7 @@ def test_what_is_no_number_means_meet(broken: float) -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("delta", "met"), [(0.0, True), (1e300, True), (INFINITY, False)])
-def test_a_gradient_that_is_no_number_makes_groups_meet(run, delta: float, met: bool) -> None:
+def test_a_gradient_that_is_no_number_makes_groups_synchronize(run, delta: float, met: bool) -> None:
     def last(world: Communicator) -> float:
         net, topology = nn.Linear(2, 1), form(world, groups=2)
         inner = optim.SGD(net.parameters(), lr=0.1)

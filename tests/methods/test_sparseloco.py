@@ -93,7 +93,7 @@ def test_dense_and_whole_it_is_diloco_but_for_rounding(run, P: int, K: int) -> N
 @pytest.mark.threads(unless={"P": 2, "bits": 2})
 @pytest.mark.parametrize("bits", VALUES)
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (3, 2), (2, 2), (2, 3)])
-def test_several_meetings_in_numpy(run, P: int, K: int, bits: int) -> None:
+def test_several_synchronizations_in_numpy(run, P: int, K: int, bits: int) -> None:
     """The 67 elements are divisible neither by K nor into blocks of 11."""
     make = OPTIMIZERS["AdamW"]
     for select, other in (
@@ -107,7 +107,7 @@ def test_several_meetings_in_numpy(run, P: int, K: int, bits: int) -> None:
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("wrapped", [lambda m: delayed(m, 2), lambda m: streaming(m, 2, 2, update_alpha=0.0)])
-def test_meetings_may_be_late(run, wrapped: Any) -> None:
+def test_synchronizations_may_be_late(run, wrapped: Any) -> None:
     """All groups end with the same model, which has moved from the initial one."""
 
     def ends(world: Communicator) -> tuple[Tensor, Tensor]:
@@ -172,7 +172,7 @@ def test_what_is_not_a_number_reaches_everybody(run, bits: int, bad: float) -> N
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(("n", "bits", "nbytes"), [(4096, 2, 84), (8192, 2, 168), (4096, 32, 320)])
-def test_bytes_of_a_meeting(run, n: int, bits: int, nbytes: int) -> None:
+def test_bytes_of_a_synchronization(run, n: int, bits: int, nbytes: int) -> None:
     """64 of 4096 elements are sent: 64 bytes of indices, 16 of values and 4 of sizes per shard of `n`."""
 
     def one(world: Communicator) -> tuple[float, float]:

@@ -98,7 +98,7 @@ def elements(net: nn.Module, K: int, bucket_bytes: float, F: int) -> list[list[t
 
 @pytest.mark.parametrize("F", [1, 2, 3, 7])
 @pytest.mark.parametrize("make", [model, Branches])
-def test_every_element_is_in_one_fragment_whatever_the_chunks(make: Callable[[], nn.Module], F: int) -> None:
+def test_every_element_is_in_one_fragment_whatever_the_shards(make: Callable[[], nn.Module], F: int) -> None:
     expected = elements(make(), 1, 1e9, F)
     whole = [(name, i) for name, p in make().named_parameters() for i in range(p.numel())]
     assert sorted(owner for each in expected for owner in each) == sorted(whole)
@@ -213,7 +213,7 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
-def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
+def test_averaging_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
     def ends(world: Communicator) -> tuple[Tensor, dict[str, float]]:
         optimizer, _, now = trained(world, streaming(hierarchical(EVERY), 2, 2), 4, P)
         optimizer.average_models()
@@ -264,7 +264,7 @@ def test_the_distance_goes_on(run) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_goes_on_with_a_meeting_that_takes_longer(run) -> None:
+def test_goes_on_with_a_synchronization_that_takes_longer(run) -> None:
     """No other average of the fragment begins before the pending one is applied, 4 steps after its start."""
 
     def due(world: Communicator) -> list[Any]:

@@ -137,7 +137,7 @@ DECAYING = [0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("at", "expected"), [("first lr decay", [4, 5, 6, 7]), (2, [1, 2, 3, 4, 5, 6, 7])])
-def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], again: bool) -> None:
+def test_when_the_groups_begin_to_synchronize(run, at: int | str, expected: list[int], again: bool) -> None:
     """BSP never synchronizes, SGP in every step; the step of the switch ends with the mean."""
 
     def met(world: Communicator) -> list[int]:

@@ -285,7 +285,7 @@ OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], list[str]], 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("what", OTHERS)
-def test_ranks_of_other_models_are_told(run, what: str) -> None:
+def test_ranks_of_other_models_are_reported(run, what: str) -> None:
     """All ranks raise the error, and none waits for another one."""
     make, units, message = OTHERS[what]
 

@@ -125,7 +125,7 @@ def test_what_is_refused(line: str) -> None:
 @pytest.mark.parametrize(
     ("every", "least"), [(1, None), (2, None), (3, "the stage from step 100 to 150: 17")]
 )
-def test_short_stages_are_told(caplog: pytest.LogCaptureFixture, every: int, least: str | None) -> None:
+def test_short_stages_are_reported(caplog: pytest.LogCaptureFixture, every: int, least: str | None) -> None:
     schedule = outer_schedules.piecewise(T, momentum=[[0.1, 0.5], [0.15, 0.9]])
     with caplog.at_level(logging.WARNING):
         diloco(every, outer_schedule=schedule)

@@ -112,7 +112,7 @@ def told(run: Path, file: str = "told") -> list[Record]:
     return [json.loads(line) for line in (run / "loggers" / file).read_text().splitlines()]
 
 
-def test_a_users_own_is_told_what_is_written_under_one_id(folder: Path) -> None:
+def test_a_users_own_is_given_what_is_written_under_one_id(folder: Path) -> None:
     first = told(tell(None, [WORKING], range(1, 4)))
     assert first[1:-1] == read(Path("runs/job/metrics.jsonl"))
     ours = {"name": "job", "group": None, "lr": 0.1}
@@ -147,7 +147,7 @@ def test_arguments_and_two_of_one_kind(folder: Path) -> None:
         ("Crashes", ""),
     ],
 )
-def test_one_that_fails_is_told_of_once_and_others_go_on(
+def test_one_that_fails_is_reported_once_and_others_go_on(
     folder: Path, caplog: pytest.LogCaptureFixture, logger: str, fault: str
 ) -> None:
     log = Path("runs/job/loggers", f"{logger}.log")
@@ -176,7 +176,7 @@ def test_one_that_does_not_end_is_ended(
     assert caplog.messages == [f"logger {logger}: did not end in time; metrics.jsonl has all records"]
 
 
-def test_one_that_is_slow_delays_nobody_and_is_told_how_much_it_missed(
+def test_one_that_is_slow_delays_nobody_and_what_it_missed_is_reported(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The logger's pipe is full after 64 kB; then records wait, and after `WAITING` of them are dropped."""
@@ -257,14 +257,16 @@ def test_numbers_have_places() -> None:
         ("user:Logger", r"no 'Logger' in user; did you mean 'MyLogger'\?"),
     ],
 )
-def test_what_could_not_begin_is_told_before(folder: Path, said: Any, message: str) -> None:
+def test_what_could_not_begin_is_reported_before(folder: Path, said: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         require_loggers([said])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_missing_library_is_told_before(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_missing_library_is_reported_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     (folder / name).mkdir()  # like the folder that W&B creates, which is not a library
     monkeypatch.setattr(sys, "path", [str(folder)])
     monkeypatch.delitem(sys.modules, name, raising=False)

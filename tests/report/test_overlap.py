@@ -18,7 +18,7 @@ def seconds(intervals: list[Interval]) -> set[int]:
 
 
 @given(INTERVALS, INTERVALS)
-def test_sets_of_moments(some: list[Interval], others: list[Interval]) -> None:
+def test_sets_of_times(some: list[Interval], others: list[Interval]) -> None:
     a, b = union(some), union(others)
     assert seconds(a) == seconds(some)
     assert all(first[1] < second[0] for first, second in itertools.pairwise(a))

@@ -67,7 +67,7 @@ def test_a_line_is_there_while_its_group_is_a_member() -> None:
     assert timeline.end == 12
 
 
-def test_a_run_that_is_still_going_on_is_told_as_far_as_it_is() -> None:
+def test_a_run_that_is_still_going_on_is_shown_as_far_as_it_is() -> None:
     timeline = tell(happened(members(0, 0, 1), committed(3, 0.25, 0, 1), (4, "ended", {})))
     assert timeline.lines[0] == timeline.lines[1] == [[(0, 0), (3, 0.25), (4, 0.25)]]
 

@@ -83,7 +83,7 @@ GOSSIP = [
 ]
 
 
-def test_groups_that_never_meet_all_together() -> None:
+def test_groups_that_never_synchronize_all_together() -> None:
     numbers = summary(GOSSIP)
     assert (numbers["mean_staleness"], numbers["mean_ahead"], numbers["distance"]) == (0.75, 0.75, 0.125)
     assert numbers["bytes_per_link"] == {"1": 4000, "3": 500}

@@ -66,7 +66,9 @@ def test_the_last_steps_of_some_ranks(tmp_path: Path, figures: list[Figure]) -> 
     }
 
 
-def test_it_ends_with_the_last_step_in_which_groups_met(tmp_path: Path, figures: list[Figure]) -> None:
+def test_it_ends_with_the_last_step_in_which_groups_synchronized(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
     plot_timeline(traced(tmp_path / "trace.json.gz", ranks=1, steps=6, met=3), tmp_path / "timeline.png")
     assert [text.get_text() for text in figures[0].axes[0].texts] == [" step 1", " step 2", " step 3"]
 

@@ -141,7 +141,7 @@ def attempt(runs: Runs, path: Path, seed: int, said: Callable[[], str]) -> None:
 
 @pytest.mark.slow
 @cases(some=6, every=200)
-def test_damage_is_passed_over_or_told(
+def test_damage_is_passed_over_or_reported(
     runs: Runs, seeds: Seeds, cases: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def case(seed: int) -> None:

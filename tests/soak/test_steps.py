@@ -93,7 +93,7 @@ def test_what_leaks_is_found(tmp_path: Path) -> None:
     assert growing(by_label["bsp"]).keys() >= {"tensors", "threads", "files"}
 
 
-def test_slopes_are_told_from_noise() -> None:
+def test_slopes_are_distinguished_from_noise() -> None:
     chance = random.Random(1)
 
     def samples(slope: float) -> list[Sample]:

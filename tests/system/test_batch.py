@@ -231,7 +231,7 @@ def test_a_cancelled_job_does_not_come_back(cluster: Cluster) -> None:
     assert cluster.state(job) == "CANCELLED"
 
 
-def test_a_mistake_is_told_before_anything_is_asked_for(cluster: Cluster) -> None:
+def test_a_mistake_is_reported_before_anything_is_asked_for(cluster: Cluster) -> None:
     words = ["job", "train", "job.toml", "--run.output_dir", "runs/mistaken", "--submit", *FOUR]
     said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--method.sync_evry", "3", code=1)
     assert said.startswith("hpcsgd: job.toml: [method]: ")

@@ -109,7 +109,7 @@ def tunnel(network: Network) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_groups_of_two_clusters_meet_through_a_tunnel(
+def test_groups_of_two_clusters_connect_through_a_tunnel(
     network: Network, tunnel: list[str], replica_groups: Groups
 ) -> None:
     """The groups have two ranks and one rank, which listen only in the tunnel."""

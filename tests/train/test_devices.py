@@ -61,7 +61,7 @@ OLD = (
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_a_driver_that_is_too_old_is_told(
+def test_a_driver_that_is_too_old_is_reported(
     wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """torch sees no GPU then. A run that needs one must not train on the host instead."""

@@ -126,7 +126,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "three", "two"), [("linear", 3.0, 2.0), ("root", 3**0.5, 2**0.5)])
 @pytest.mark.parametrize("follows", ["started", "alive"])
-def test_the_rate_follows_the_living_from_where_samples_are_dealt(
+def test_the_rate_follows_the_alive_groups_from_where_samples_are_assigned(
     job_file: Path, tmp_path: Path, desk: Desk, follows: str, rule: str, three: float, two: float
 ) -> None:
     def die(t: int) -> None:
@@ -218,7 +218,9 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str
         assert sorted(stayed.seen[epoch] + returned.seen[epoch]) == list(range(TRAIN))
 
 
-def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+def test_who_comes_new_looks_on_until_samples_are_assigned(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
     begun = threading.Event()
 
     def wait(t: int) -> None:
@@ -269,7 +271,9 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     assert sorted(rest.seen[2]) == list(range(TRAIN))
 
 
-def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+def test_synchronizations_at_the_ends_of_epochs_are_recorded(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
     """Epochs have 12 steps; in the second one there is also a scheduled synchronization."""
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "8"])
@@ -285,7 +289,7 @@ def met_after(life: Life) -> list[int]:
     return [record["step"] for record in of_kind(life.records, "sync")]
 
 
-def test_groups_meet_by_ensemble_alone() -> None:
+def test_groups_synchronize_by_ensemble_alone() -> None:
     def wrap(world: Communicator, method: Any, peers: ReplicaGroups) -> None:
         net = torch.nn.Linear(2, 1)
         DistributedOptimizer(

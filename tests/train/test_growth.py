@@ -33,7 +33,7 @@ def test_the_ratio_of_growth() -> None:
     assert (step.P, step.further, step.rho) == (2, 4, 0.75)
 
 
-def test_meetings_of_the_same_number_are_compared() -> None:
+def test_synchronizations_of_the_same_number_are_compared() -> None:
     """D falls with the number of the synchronization and is proportional to P at each.
 
     One of both series is longer.
@@ -45,7 +45,7 @@ def test_meetings_of_the_same_number_are_compared() -> None:
         assert (step.low, step.rho, step.high) == (1, 1, 1)
 
 
-def test_the_last_meetings_that_both_have_are_compared() -> None:
+def test_the_last_synchronizations_that_both_have_are_compared() -> None:
     step = growth(2, [[9, 9, 1, 1, 1, 1]], 4, [[9, 9, 3, 3, 3, 3, 7, 7, 7, 7]])
     assert (step.low, step.rho, step.high) == (1.5, 1.5, 1.5)
 

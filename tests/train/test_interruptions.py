@@ -119,7 +119,7 @@ LATE: dict[str, str] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", LATE)
-def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
+def test_stopped_while_a_synchronization_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
     """A pending synchronization is kept.
 
     It began after step 3 or, for the second fragment, after steps 2, 5 and 8.

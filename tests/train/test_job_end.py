@@ -168,7 +168,7 @@ def test_a_run_stops_ahead_of_the_end(
     assert "this batch job ends in" in caplog.text
 
 
-def test_all_ranks_are_told_the_reason_of_one_at_once() -> None:
+def test_all_ranks_are_given_the_reason_of_one_at_once() -> None:
     def asked(world: Communicator) -> list[str | None]:
         reasons = SimpleNamespace(now=lambda: signal.SIGUSR1 if world.rank == 1 and begun else 0)
         stopping, begun = Stopping(cast(Reasons, reasons), world.dup_with_thread()), []

@@ -79,7 +79,7 @@ def test_each_group_has_its_own(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_told_before_groups_are_started(folder: Path) -> None:
+def test_what_is_wrong_is_reported_before_groups_are_started(folder: Path) -> None:
     job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble_sync")
     (folder / "job.toml").write_text(job)
     done = launch(folder, "launch", "job.toml", "--groups", "2", "--run.loggers", '["wandbb"]')

@@ -119,7 +119,7 @@ def test_what_is_recorded_when(job_file: Path, tmp_path: Path) -> None:
         assert kind(records, "epoch")[epoch - 1]["loss"] == pytest.approx(mean)
 
 
-def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> None:
+def test_synchronizations_report_distance_and_bytes(job_file: Path, tmp_path: Path) -> None:
     words = "--parallel.groups 2 --data.group_batch_size 4 --training.log_every 4"
     records = train(job_file, tmp_path, words, n=2)
     assert all(0 < record["distance"] < 1 for record in kind(records, "sync"))
@@ -129,7 +129,7 @@ def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> Non
     assert last["phase_bytes"] == {"model_average": M * 4, "distance": 8}
 
 
-def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> None:
+def test_synchronizations_report_a_changing_interval(job_file: Path, tmp_path: Path) -> None:
     adaptive = job_file.with_name("adacomm.toml")
     method = 'name = "adacomm"\ninitial_sync_every = 4\nadapt_every = 4'
     adaptive.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', method))
@@ -145,7 +145,7 @@ def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> No
     assert [after - before for before, after in itertools.pairwise(steps)] == intervals
 
 
-def test_one_group_never_meets(job_file: Path, tmp_path: Path) -> None:
+def test_one_group_never_synchronizes(job_file: Path, tmp_path: Path) -> None:
     records = train(job_file, tmp_path, "", n=2)
     assert kind(records, "sync") == []
     (_, _, last) = kind(records, "step")
@@ -201,7 +201,7 @@ def rates_of_two_groups(job_file: Path, tmp_path: Path, words: str) -> list[floa
 
 
 @pytest.mark.parametrize(("scaling", "told"), [("linear", True), ("none", False)])
-def test_one_group_is_told_that_it_has_nothing_to_climb(
+def test_one_group_is_warned_that_it_has_nothing_to_climb(
     job_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, scaling: str, told: bool
 ) -> None:
     caplog.set_level("INFO", "hpcsgd")

@@ -98,7 +98,7 @@ def test_only_a_checkpoint_goes_first(job_file: Path) -> None:
     assert to_begin(config, goes_on=False) == config
 
 
-def test_what_does_not_fit_is_told_by_all(job_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_does_not_fit_is_reported_by_all(job_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.save({"x": torch.ones(1)}, job_file.parent / "x.pt")
     config = load(job_file, ["--model.init_from", str(job_file.parent / "x.pt")])
 

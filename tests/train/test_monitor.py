@@ -23,7 +23,7 @@ def test_as_probed_there_is_nothing_to_say(monitor: DistanceMonitor) -> None:
     assert not heard(monitor, 1.0) + heard(monitor, 1.9) + heard(monitor, 0.6)
 
 
-def test_groups_that_walk_apart_are_told_of_once(monitor: DistanceMonitor) -> None:
+def test_groups_whose_distance_grows_are_reported_once(monitor: DistanceMonitor) -> None:
     (told,) = heard(monitor, 2.5, meetings=10)
     assert told.startswith(
         "the distance between groups is larger than probed (D = 2.5, the probe saw 1 with 4 groups)"
@@ -36,7 +36,7 @@ def test_also_at_a_lower_rate(monitor: DistanceMonitor) -> None:
     assert heard(monitor, 2.5, lr=0.1)
 
 
-def test_one_meeting_is_not_enough(monitor: DistanceMonitor) -> None:
+def test_one_synchronization_is_not_enough(monitor: DistanceMonitor) -> None:
     assert not heard(monitor, 1.0) + heard(monitor, 9.0, meetings=1) + heard(monitor, 1.0)
 
 

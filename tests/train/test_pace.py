@@ -233,7 +233,7 @@ def test_a_machine_file_tells_it_without_a_step(job_file: Path, monkeypatch: pyt
     assert by_machine(job_file, busy=9.0).training.overlap_grad_reduce is False
 
 
-def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
+def test_parameters_that_come_late_are_predicted(job_file: Path) -> None:
     """With `overlap_param_gather` the predicted time is less for all settings.
 
     The layers that run first do not wait for all parameters.
@@ -248,7 +248,7 @@ def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
     assert all(late[sending] < seconds for sending, seconds in at_once.items())
 
 
-def test_both_methods_of_a_switch_are_foretold(job_file: Path) -> None:
+def test_both_methods_of_a_switch_are_predicted(job_file: Path) -> None:
     by_machine(job_file)
     machine = job_file.parent / "machine.toml"
     machine.write_text(machine.read_text().replace("e-3]", "e-6]"))  # a message takes as long as a pass
@@ -316,7 +316,7 @@ def test_one_of_both(job_file: Path) -> None:
         load(job_file, ["--training.autotune_steps", "1", "--training.machine", "machine.toml"])
 
 
-def test_the_optimizer_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_optimizer_is_given_the_choice(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     real = DistributedOptimizer.__init__
     monkeypatch.setattr(DistributedOptimizer, "__init__", lambda *a, **k: given.append(k) or real(*a, **k))

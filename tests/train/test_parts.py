@@ -251,13 +251,13 @@ def test_methods_around_methods(tmp_path: Path) -> None:
         ('selection = { name = "per_block", size = 0 }', "size = 0: a number of elements, ≥ 1"),
     ],
 )
-def test_sparse_meetings_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
+def test_sparse_synchronizations_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         made(tmp_path, f'name = "sparseloco"\nsync_every = 2\n{line}\n')
     assert "\n" not in str(caught.value)
 
 
-def test_intervals_of_moments(tmp_path: Path) -> None:
+def test_intervals_of_optimizer_state(tmp_path: Path) -> None:
     text = 'name = "des_loc"\nsync_every = 4\nfirst_every = { epoch = 1 }\n'
     text += "optimizer_state = { exp_avg_sq = 40 }\n"
     how = made(tmp_path, f'{text}quantize = "int2"\n').averager

@@ -46,7 +46,7 @@ def test_a_probe_starts_from_the_same_bits(run, config: Config, P: int) -> None:
         assert any(x.ne(0).any() for x in sharded.values())
 
 
-def test_what_torch_sends_is_told_of_the_sharded_model_as_of_the_plain_one(run, config: Config) -> None:
+def test_what_torch_sends_is_reported_of_the_sharded_model_as_of_the_plain_one(run, config: Config) -> None:
     """Weights are gathered twice and gradients reduced once. Weights outside of blocks are gathered once."""
 
     def told(world: Communicator) -> float:

@@ -227,7 +227,7 @@ def test_windows_have_no_labels(run: Callable[..., list[Any]], tmp_path: Path) -
 @pytest.mark.parametrize(
     "options", [["--data.partition.name", "seldp"], ["--data.injection", "{alpha=0.5,beta=0.5}"]]
 )
-def test_samples_are_dealt_and_shared_as_images_are(
+def test_samples_are_assigned_and_shared_as_images_are(
     run: Callable[..., list[Any]], job_file: Path, options: list[str]
 ) -> None:
     def first(world: Communicator) -> tuple[list[int], list[int], bool]:

@@ -109,7 +109,7 @@ def test_pages_that_say_more_are_there_and_of_methods() -> None:
         assert all(name in METHODS and name in text for name in names), page
 
 
-def test_the_example_is_told_as_it_is_typed() -> None:
+def test_the_example_is_shown_as_it_is_typed() -> None:
     assert method_pages.called("sgp", METHODS["sgp"]) == "sgp()"
     told = method_pages.called("switch", METHODS["switch"])
     assert told == "switch(first=bsp(), then=hierarchical(sync_every=8), at=1000)"

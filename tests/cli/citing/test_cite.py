@@ -148,7 +148,7 @@ def test_of_the_folder_of_a_run(job: Path) -> None:
     assert cite(job.parent) == cite(job)
 
 
-def test_a_mistake_is_told(job: Path) -> None:
+def test_a_mistake_is_reported(job: Path) -> None:
     with pytest.raises(UserError, match=r"job.toml: \[method\] name: no 'hierachical'; did you mean"):
         cite(job, ["--method.name", "hierachical"])
 

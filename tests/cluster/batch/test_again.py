@@ -121,7 +121,7 @@ def test_the_command_to_type_where_a_node_may_not_submit(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("walltime", "end"), [("1:00:00", 4600), ("26:08:09", 1000 + 94089), ("90", 1090)])
-def test_ranks_that_cannot_ask_pbs_are_told_the_end(walltime: str, end: int, tmp_path: Path) -> None:
+def test_ranks_that_cannot_ask_pbs_are_given_the_end(walltime: str, end: int, tmp_path: Path) -> None:
     (tmp_path / "date").write_text("#!/bin/sh\necho 1000\n")
     (tmp_path / "date").chmod(0o755)
     text = fill(template("train.pbs"), {"l walltime": walltime}, {"JOB": ["job.toml"]}, PBS)
@@ -183,7 +183,7 @@ def test_ranks_have_the_variables_wherever_they_are(tmp_path: Path) -> None:
     assert words.endswith("python -m hpcsgd train my job.toml --run.output_dir runs/my job\n")
 
 
-def test_flux_is_told_the_size(tmp_path: Path) -> None:
+def test_flux_is_given_the_size(tmp_path: Path) -> None:
     values = {"JOB": ["job.toml"], "NODES": "2", "RANKS": "8", "CORES": "3", "FLUX_RUN": ["-o", "pmi=pmix"]}
     words = run(tmp_path, "flux", fill(template("train.flux"), {}, values)).words
     assert words.startswith("run --nodes=2 --ntasks=8 --cores-per-task=3 ")

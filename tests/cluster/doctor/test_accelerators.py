@@ -49,7 +49,7 @@ def test_some_ranks_without_one_are_warned_of(monkeypatch: pytest.MonkeyPatch) -
     assert found == Finding(Level.WARNING, "GPUs: 1 of 2 ranks have none that torch can use")
 
 
-def test_every_way_is_measured_or_told_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_is_measured_or_the_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "local_device", there)
     monkeypatch.setattr(accelerators, "SIZE", 1 << 16)
     (found,) = {

@@ -331,7 +331,7 @@ def told_by(replica_groups: Groups, *words: str) -> str:
     ],
     ids=["number", "host", "address", "ranks", "method", "folder"],
 )
-def test_a_mistake_is_told_in_one_line(replica_groups: Groups, words: list[str], told: str) -> None:
+def test_a_mistake_is_reported_in_one_line(replica_groups: Groups, words: list[str], told: str) -> None:
     (replica_groups.folder / "used").mkdir()
     (replica_groups.folder / "used" / "metrics.jsonl").touch()
     before = sorted(replica_groups.folder.rglob("*"))

@@ -84,7 +84,7 @@ def recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return here
 
 
-def test_what_the_coordinator_is_told(recorded: Recorded) -> None:
+def test_what_is_reported_to_the_coordinator(recorded: Recorded) -> None:
     assert recorded.launch(1) == 75
     assert (recorded.told["replica_groups"], recorded.told["budget"]) == (2, None)
     moves = ("--rebalance.resource", "samples", "--rebalance.total", "64", "--run.output_dir", "another")

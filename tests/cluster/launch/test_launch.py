@@ -328,7 +328,7 @@ def test_the_coordinator_gets_what_the_method_says_of_a_quorum(launch: Launch) -
         "key",
     ],
 )
-def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: str) -> None:
+def test_a_mistake_is_reported_in_one_line(launch: Launch, words: list[str], told: str) -> None:
     """The error comes before anything is started or written."""
     (launch.folder / "used").mkdir()
     (launch.folder / "used" / "metrics.jsonl").touch()

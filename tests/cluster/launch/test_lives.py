@@ -134,7 +134,7 @@ def test_it_is_given_up_after_so_many_lives(
 @pytest.mark.parametrize(
     ("end", "rounds", "fault"), [("exit 1", 0, True), ("exit 1", 1, False), ("exit 2", 0, False)]
 )
-def test_only_who_fails_before_any_meeting_would_fail_again(
+def test_only_who_fails_before_any_synchronization_would_fail_again(
     tmp_path: Path, pauses: list[float], capfd: pytest.CaptureFixture[str], end: str, rounds: int, fault: bool
 ) -> None:
     first = Life(f"echo a file is missing; {end}", now={"rounds": rounds})

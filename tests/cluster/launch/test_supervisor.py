@@ -161,7 +161,7 @@ def test_who_comes_when_it_is_over_does_not_wait(
     assert (replica_group.lives, replica_group.code) == (1, 128 + signal.SIGKILL)
 
 
-def test_who_is_being_started_is_told_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_being_started_is_asked_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = tmp_path / "ready"
     saves = f"trap 'exit {STOPPED}' USR1; touch {shlex.quote(str(ready))}; while :; do sleep 0.05; done"
     supervisor = Supervisor(
@@ -279,7 +279,7 @@ def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.Captur
 
 
 @pytest.mark.slow
-def test_a_fault_that_only_a_silent_group_meets_is_told(
+def test_a_fault_that_only_a_silent_group_has_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     body = "sys.exit('a file is missing') if invited.replica_group == 1 else time.sleep(60)"

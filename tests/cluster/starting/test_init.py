@@ -104,7 +104,7 @@ def test_a_store_of_ones_own_gives_its_sizes(folder: Path, form: str) -> None:
     models.build(model, sizes)
 
 
-def test_a_model_of_ones_own_is_told_the_sizes_of_the_samples(folder: Path) -> None:
+def test_a_model_of_ones_own_is_given_the_sizes_of_the_samples(folder: Path) -> None:
     begin(Path("job.toml"), data=str(make_store_of("arrays", folder)), model="mine:small")
     lines = Path("job.toml").read_text().splitlines()
     at = lines.index("[model.arguments]")

@@ -387,7 +387,7 @@ def test_a_compiled_model() -> None:
     torch.testing.assert_close(found[1:], found[:1] * 2, rtol=0, atol=1e-12)
 
 
-def test_nothing_seen_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_seen_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     net = mlp()
     optimizer = wrapped(net)
     for _ in range(12):

@@ -127,7 +127,7 @@ def test_the_job_file(job_file: Path, tmp_path: Path) -> None:
         ("rank 2.5", r"NaturalGradient: rank = 2.5: expected int"),
     ],
 )
-def test_mistakes_are_told_in_one_line(job_file: Path, words: str, line: str) -> None:
+def test_mistakes_are_reported_in_one_line(job_file: Path, words: str, line: str) -> None:
     config = load(job_file, f"--optimizer.natural_gradient.{words}".split())
     with pytest.raises(JobError, match=rf"^job.toml: \[optimizer\] natural_gradient: {line}[^\n]*$"):
         threads.run(1, lambda world: assemble(config, form(world), "job.toml"))

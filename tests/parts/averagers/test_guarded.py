@@ -354,7 +354,7 @@ def test_who_was_left_out_of_a_step_is_so_in_no_other(run) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_groups_that_have_trained_apart_first_meet_as_they_are(run) -> None:
+def test_groups_that_have_trained_separately_synchronize_as_they_are(run) -> None:
     """No common model exists from which the groups have moved."""
 
     def one(world: Communicator) -> tuple[Tensor, dict[str, float]]:

@@ -47,7 +47,7 @@ def forget(optimizers: Optimizers) -> None:
 )
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (2, 4)])
 @pytest.mark.parametrize("method", [hierarchical, allreduce_local_sgd])
-def test_moments(
+def test_optimizer_state(
     run,
     P: int,
     K: int,

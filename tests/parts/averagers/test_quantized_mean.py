@@ -67,7 +67,7 @@ def test_all_groups_leave_with_the_same_bits(
 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("late", [False, True])
-def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) -> None:
+def test_groups_that_have_trained_separately_synchronize_as_they_are(run, late: bool) -> None:
     """Groups that synchronize from the beginning of a training have a common model."""
 
     def one(world: Communicator, wire: Quantizer | None) -> tuple[Tensor, float]:
@@ -116,7 +116,7 @@ def test_what_was_said_and_what_is_kept_is_how_groups_moved(run, wire: str) -> N
 
 
 @pytest.mark.ranks(2)
-def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
+def test_an_outer_optimizer_does_not_have_to_be_announced(run) -> None:
     """Groups that did not move send zeros, however far the outer optimizer moved the model."""
 
     class Silent:

@@ -111,7 +111,7 @@ def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fit
         (2, torch.float16, AllToAll()),
     ],
 )
-def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, fitting: GradReduce) -> None:
+def test_what_fits_is_predicted(ranks_per_host: int | None, dtype: torch.dtype, fitting: GradReduce) -> None:
     named = [("p", nn.Parameter(torch.zeros(9, dtype=dtype)))]
     m = ModelLayout.of(named, P=2, K=4, bucket_bytes=1e6, ranks_per_host=ranks_per_host)
     assert list(comm_ops(Dense(), m)) == list(comm_ops(fitting, m))

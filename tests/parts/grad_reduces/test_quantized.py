@@ -160,7 +160,7 @@ def test_optimizers_of_whole_tensors_train_and_say_that_parameters_do_not_travel
 
 
 @pytest.mark.ranks(2)
-def test_meetings_of_whole_models_are_refused(run) -> None:
+def test_synchronizations_of_whole_models_are_refused(run) -> None:
     def one(world: Communicator) -> None:
         net = model()
         method = Method(Quantized(parameters=quantizers.int8()), Every(2), MeanOfAll())

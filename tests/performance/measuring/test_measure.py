@@ -112,7 +112,7 @@ def test_the_command_connects_ranks_by_the_backend_of_the_job_file(tmp_path: Pat
     assert load(tmp_path / "here.toml").machine.backend.startswith("gloo")
 
 
-def test_bad_numbers_and_names_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_bad_numbers_and_names_are_reported_before_anything_is_measured(tmp_path: Path) -> None:
     assert _extent(quick=True, max_bytes=None, seconds=None) == QUICK
     assert _extent(quick=True, max_bytes=8192, seconds=2) == Extent(8192, 2)
     with pytest.raises(UserError, match="--max-bytes 64: at least 4096 are needed"):

@@ -187,7 +187,7 @@ def test_tokens_need_the_data(files: tuple[Path, Path]) -> None:
     assert replace(found, tokens=4).epochs(2) == 500 / 256_000
 
 
-def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(
+def test_averaging_more_seldom_is_cheaper_and_synchronous_is_dearest(
     files: tuple[Path, Path], subject: TrainingProfile
 ) -> None:
     found = [

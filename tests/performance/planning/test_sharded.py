@@ -165,7 +165,7 @@ def test_typed(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         assert ("by torch" in row["seconds_per_phase"]) == (row["group_size"] > 1)
 
 
-def test_foretold(job: Path) -> None:
+def test_predicted(job: Path) -> None:
     make_store(job.parent / "nowhere.h5", train=400)
     found = predicted(load(job), 4, 4, job.parent / "machine.toml", 4)
     assert {sending.grad_reduce for sending in found} == {None}

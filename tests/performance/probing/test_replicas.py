@@ -210,7 +210,7 @@ def test_every_virtual_rank_has_a_chance_of_its_own(config: Config) -> None:
     assert len(set(drawing.drawn)) == 12
 
 
-def test_models_stay_apart_after_a_meeting(config: Config) -> None:
+def test_models_stay_separate_after_a_synchronization(config: Config) -> None:
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
     groups.train(1)
     groups.synchronize()

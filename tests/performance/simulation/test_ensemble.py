@@ -199,6 +199,6 @@ def test_silence_is_waited_for_and_the_living_go_on() -> None:
     assert soon.stats.useful < 8 * T
 
 
-def test_an_epoch_that_nobody_lives_through_is_told() -> None:
+def test_an_epoch_that_nobody_lives_through_is_reported() -> None:
     with pytest.raises(UserError, match=r"^no group lived through the epoch from step 0 on in 1,000"):
         simulated(Failures(0.3, checkpoint_seconds=1.0, syncs_per_epoch=10))

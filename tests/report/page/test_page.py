@@ -140,7 +140,7 @@ def test_a_run_that_died_before_its_first_reading(tmp_path: Path) -> None:
     assert page.data["panels"] == []
 
 
-def test_values_that_are_not_finite_are_told(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_reported(tmp_path: Path) -> None:
     bad = [{"kind": "method", "step": step, "wobble": float("nan")} for step in (58, 59)]
     page = written(run(tmp_path / "nan", [*records(57), *bad]))
     assert page.panel("wobble")["note"] == "2 values that are not finite, the first at step 58"
@@ -225,7 +225,7 @@ def test_a_comparison_has_its_labels_in_its_order(tmp_path: Path) -> None:
     assert [each["label"] for each in page.data["runs"]] == labels
 
 
-def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     paths = [run(tmp_path / name) for name in ("a/x", "b/x", "b/y")]
     page = written(*paths, paths[0], to=tmp_path / "r.html")
     assert [each["label"] for each in page.data["runs"]] == ["a/x", "b/x", "y"]

@@ -169,7 +169,7 @@ def test_of_a_checkpoint_it_is_the_mean_of_the_groups(images: Path, tmp_path: Pa
             assert torch.equal(found[what], x), "of two numbers there is one mean"
 
 
-def test_a_run_that_went_on_is_told_by_its_checkpoint(text: Path, tmp_path: Path) -> None:
+def test_a_run_that_went_on_is_recognized_by_its_checkpoint(text: Path, tmp_path: Path) -> None:
     run = trained(text, tmp_path / "run")
     later = (run / "model.pt").stat().st_mtime + 10
     for manifest in (run / "checkpoints").glob("*/manifest.json"):
