@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Dealt:
+class Assigned:
     """Pieces between neighboring `bounds`; worker `bins[i]` selects `k[i]` elements from piece i."""
 
     bounds: Tensor
@@ -65,18 +65,18 @@ def even(layers: Tensor, n: int) -> tuple[Tensor, list[int]]:
     return bounds, torch.searchsorted(ends, bounds[1:]).tolist()
 
 
-def ways(acc: Tensor, layers: Tensor, k: int, n: int, rounds: int) -> Iterator[tuple[str, Dealt]]:
+def ways(acc: Tensor, layers: Tensor, k: int, n: int, rounds: int) -> Iterator[tuple[str, Assigned]]:
     bounds = partition(layers, n)
     ks = shares_of(acc, bounds, k)
     sizes = bounds.diff().tolist()
-    yield DEFT, Dealt(bounds, ks, allocate(sizes, ks, n))
+    yield DEFT, Assigned(bounds, ks, allocate(sizes, ks, n))
     costs = [round(NANO * cost) for cost in cost_of_each(acc, bounds, ks, rounds)]
-    yield "measured", Dealt(bounds, ks, allocate(costs, [1] * len(costs), n))
+    yield "measured", Assigned(bounds, ks, allocate(costs, [1] * len(costs), n))
     halves = partition(layers, 2 * n)
     ks = shares_of(acc, halves, k)
-    yield "half pieces", Dealt(halves, ks, allocate(halves.diff().tolist(), ks, n))
+    yield "half pieces", Assigned(halves, ks, allocate(halves.diff().tolist(), ks, n))
     bounds, bins = even(layers, n)
-    yield EVEN, Dealt(bounds, shares_of(acc, bounds, k), bins)
+    yield EVEN, Assigned(bounds, shares_of(acc, bounds, k), bins)
 
 
 def shares_of(acc: Tensor, bounds: Tensor, k: int) -> list[int]:
@@ -102,14 +102,14 @@ def measured(task: Task, workers: Sequence[int], rounds: int) -> Iterator[Row]:
     k = wanted(task.density, len(acc))
     whole = (torch.tensor([0]), torch.tensor([len(acc)]), torch.tensor([k]))
     for n in workers:
-        dealt = dict(ways(acc, layers, k, n, rounds))
-        shares = {(way, worker): each.of(worker) for way, each in dealt.items() for worker in range(n)}
+        assigned = dict(ways(acc, layers, k, n, rounds))
+        shares = {(way, worker): each.of(worker) for way, each in assigned.items() for worker in range(n)}
         turns = {
             f"{way} {worker}": partial(by_kernel, acc, *share) for (way, worker), share in shares.items()
         }
         found = seconds({TOPK: partial(by_kernel, acc, *whole), CALL: one_element(acc), **turns}, rounds)
         topk, call = found[TOPK], found[CALL]
-        for way, each in dealt.items():
+        for way, each in assigned.items():
             slowest = max(range(n), key=lambda worker: found[f"{way} {worker}"])
             starts, stops, ks = shares[way, slowest]
             took = found[f"{way} {slowest}"]

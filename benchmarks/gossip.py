@@ -148,7 +148,7 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
         medians = [row["seconds_a_step"]["median"] for row in mine]
         apart = {True: "C0", False: "C7"}  # for torch's steps and for doubling only the total is known
         told = [row["who"] == ALONE or "waited_a_step" in row for row in mine]
-        axes.barh(names, medians, color=[apart[is_told] for is_told in told])
+        axes.barh(names, medians, color=[apart[is_reported] for is_reported in told])
         # These waits are rank 0's. If it initiates exchanges (AD-PSGD), it may wait longer than the median
         # step takes.
         waited = [

@@ -137,8 +137,8 @@ def draw(path: Path, rows: list[dict[str, Any]], name: str) -> None:
     for axes, way in zip(figure.subplots(1, len(ways), sharey=True, squeeze=False)[0], ways, strict=True):
         for row in (row for row in ordered if row["way"] == way):
             label = f"P = {row['P']}" if row["seed"] == ordered[0]["seed"] else None
-            meetings = range(1, len(row["distances"]) + 1)
-            axes.plot(meetings, row["distances"], ".-", color=f"C{GROUPS.index(row['P'])}", label=label)
+            numbers = range(1, len(row["distances"]) + 1)
+            axes.plot(numbers, row["distances"], ".-", color=f"C{GROUPS.index(row['P'])}", label=label)
         axes.set(xlabel="synchronization", title=f"{name}: {way}", yscale="log")
         axes.legend()
     figure.axes[0].set_ylabel("distance D")

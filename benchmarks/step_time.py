@@ -66,8 +66,8 @@ def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tupl
         words += ["--groups", str(HOSTS), "--who", *who]
         on_hosts(name, HOSTS, SCRIPT, words, 1800, RANKS_PER_HOST)
         found = json.loads(out.read_text())
-    steps, meetings = ([{"rate": rate, **row} for row in found[key]] for key in ("steps", "syncs"))
-    return steps, [{**row, "bound": bound(row)} for row in meetings]
+    steps, syncs = ([{"rate": rate, **row} for row in found[key]] for key in ("steps", "syncs"))
+    return steps, [{**row, "bound": bound(row)} for row in syncs]
 
 
 def bound(row: Row) -> float:
@@ -104,9 +104,9 @@ def judged(row: Row, same: Sequence[Row], rows: Iterable[Row]) -> Row:
     return {**row, **more}
 
 
-def goals(steps: Sequence[Row], meetings: Sequence[Row]) -> list[Goal]:
+def goals(steps: Sequence[Row], syncs: Sequence[Row]) -> list[Goal]:
     found = []
-    for row in meetings:
+    for row in syncs:
         if row["what"] == "sync":
             name = f"{row['rate']}, {row['model']}: a meeting over the link's bound"
             found.append(Goal(name, median(row["seconds"]) / row["bound"], SYNC))
@@ -133,7 +133,7 @@ def step_cells(row: Row) -> list[object]:
     return [*place(row), row["who"], *numbers, f"{row['sent'] * 8 / RATES[row['rate']]:.3f}", ratio]
 
 
-def meeting_cells(row: Row) -> list[object]:
+def sync_cells(row: Row) -> list[object]:
     seconds = Spread.of(row["seconds"])
     numbers = [f"{row['bound']:.3f}", f"{seconds.median / row['bound']:.2f}", f"{row['sent'] / 1e6:.1f}"]
     return [row["rate"], row["model"], row["what"], seconds, *numbers]
@@ -141,7 +141,7 @@ def meeting_cells(row: Row) -> list[object]:
 
 HEAD = ["rate", "model", "compute", "who", "s/step (quartiles)", "exposed", "hidden", "communication"]
 HEAD += ["MB a host", "÷ rate", "over the best DDP"]
-MEETING_HEAD = ["rate", "model", "what", "seconds (quartiles)", "bound", "over it", "MB a host"]
+SYNC_HEAD = ["rate", "model", "what", "seconds (quartiles)", "bound", "over it", "MB a host"]
 
 
 def main() -> None:
@@ -164,18 +164,18 @@ def main() -> None:
     run = Run()
     kept = [row for row in run.kept(given.keep) if not any(belongs(row, each) for each in chosen)]
     steps = [row for row in kept if "who" in row]
-    meetings = [row for row in kept if "what" in row]
+    syncs = [row for row in kept if "what" in row]
     for rate in given.rates:
         if settings := [each for each in chosen if each.rate == rate]:
-            more, meets = measured(rate, settings, who)
-            steps, meetings = steps + more, meetings + meets
+            more, more_syncs = measured(rate, settings, who)
+            steps, syncs = steps + more, syncs + more_syncs
     steps = judged_steps(steps)
     print_table(map(step_cells, steps), HEAD)
     print()
-    print_table(map(meeting_cells, meetings), MEETING_HEAD)
+    print_table(map(sync_cells, syncs), SYNC_HEAD)
     if given.plot:
         picture.draw(steps, given.plot)
-    run.conclude([*steps, *meetings], goals(steps, meetings), given.json)
+    run.conclude([*steps, *syncs], goals(steps, syncs), given.json)
 
 
 if __name__ == "__main__":

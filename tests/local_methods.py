@@ -14,8 +14,8 @@ from torch import Tensor, nn, optim
 
 from references import (
     MakeOptimizer,
-    Meet,
     Rates,
+    Synchronize,
     average,
     batch,
     gathered_gradient,
@@ -27,29 +27,29 @@ from references import (
 )
 
 
-def fed_averaging(P: int, C: float, meets: Callable[[int], bool], seed: int = 0) -> Meet:
+def fed_averaging(P: int, C: float, synchronizes: Callable[[int], bool], seed: int = 0) -> Synchronize:
     """Return a synchronization that sets all groups to the mean of ⌈C·P⌉ groups, drawn by `random`."""
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
-        if meets(t):
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
+        if synchronizes(t):
             drawn = random.Random(f"{seed} {t}").sample(range(P), math.ceil(C * P))
             mean = torch.stack([vector(nets[g]) for g in drawn]).mean(0)
             for net in nets:
                 set_vector(net, mean)
 
-    return meet
+    return synchronize
 
 
 Outer = Mapping[int, tuple[float, float]]
 """The outer learning rate and momentum, by the step after which groups synchronize."""
 
 
-def with_outer(every: int, make: MakeOptimizer, values: Outer | None = None) -> Meet:
+def with_outer(every: int, make: MakeOptimizer, values: Outer | None = None) -> Synchronize:
     """Return a synchronization with an outer step of torch's optimizer on whole parameters."""
     outer = model()
     optimizer = make(list(outer.parameters()))
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         if t % every or len(nets) == 1:
             return
         mean = copy.deepcopy(nets)
@@ -60,7 +60,7 @@ def with_outer(every: int, make: MakeOptimizer, values: Outer | None = None) -> 
         for net in nets:
             set_vector(net, vector(outer))
 
-    return meet
+    return synchronize
 
 
 def step_with(optimizer: optim.Optimizer, values: tuple[float, float] | None) -> None:
@@ -69,7 +69,7 @@ def step_with(optimizer: optim.Optimizer, values: tuple[float, float] | None) ->
     optimizer.step()
 
 
-def after_a_lazy_start(every: int, make: MakeOptimizer, end: int, values: Outer) -> Meet:
+def after_a_lazy_start(every: int, make: MakeOptimizer, end: int, values: Outer) -> Synchronize:
     """Return a synchronization as in `with_outer` whose result counts only after step `end`.
 
     Until then the outer optimizer makes its steps, but all groups and the outer model are set to the mean.
@@ -77,7 +77,7 @@ def after_a_lazy_start(every: int, make: MakeOptimizer, end: int, values: Outer)
     outer = model()
     optimizer = make(list(outer.parameters()))
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         if t % every or len(nets) == 1:
             return
         mean = copy.deepcopy(nets)
@@ -89,7 +89,7 @@ def after_a_lazy_start(every: int, make: MakeOptimizer, end: int, values: Outer)
         for net in nets:
             set_vector(net, vector(outer))
 
-    return meet
+    return synchronize
 
 
 def guarding(
@@ -99,7 +99,7 @@ def guarding(
     most: float = math.inf,
     make: MakeOptimizer | None = None,
     seen: list[set[int]] | None = None,
-) -> Meet:
+) -> Synchronize:
     """Return a synchronization with EDiT's penalty, in numpy, on whole vectors, from a list of all norms.
 
     If `make` is given, an outer step follows. A new norm has the weight 0.02. Each synchronization appends to
@@ -117,7 +117,7 @@ def guarding(
         m, v = moments(mine)
         return G - m > threshold * math.sqrt(v)
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         nonlocal theta
         P = len(nets)
         if t % every or P == 1:
@@ -140,7 +140,7 @@ def guarding(
         for net in nets:
             set_vector(net, torch.from_numpy(theta))
 
-    return meet
+    return synchronize
 
 
 def moments(norms: list[float]) -> tuple[float, float]:
@@ -156,7 +156,7 @@ def moments(norms: list[float]) -> tuple[float, float]:
     return mean, float(weights @ (np.array(norms) - mean) ** 2)
 
 
-def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -> Meet:
+def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -> Synchronize:
     """Return a synchronization of NoLoCo as in its paper, in numpy, on whole vectors.
 
     If the number of groups is odd, one group after the other stays without a partner.
@@ -164,7 +164,7 @@ def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -
     phi: np.ndarray | None = None
     delta = np.zeros(())
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         nonlocal phi, delta
         P = len(nets)
         if t % every or P == 1:
@@ -182,15 +182,15 @@ def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -
         for net, mine in zip(nets, phi, strict=True):
             set_vector(net, torch.from_numpy(mine))
 
-    return meet
+    return synchronize
 
 
-def drawn_pairs(P: int, meeting: int, seed: str) -> list[list[int]]:
-    """Return the pairs of groups in synchronization `meeting`, in the order of a shuffle by `random`."""
-    left = [g for g in range(P) if P % 2 == 0 or g != meeting % P]
+def drawn_pairs(P: int, number: int, seed: str) -> list[list[int]]:
+    """Return the pairs of groups in synchronization `number`, in the order of a shuffle by `random`."""
+    left = [g for g in range(P) if P % 2 == 0 or g != number % P]
     random.Random(seed).shuffle(left)
     two = [left[i : i + 2] for i in range(0, len(left), 2)]
-    return two if P % 2 == 0 else [*two, [meeting % P]]
+    return two if P % 2 == 0 else [*two, [number % P]]
 
 
 def desynced(
@@ -236,23 +236,23 @@ def average_states(nets: list[nn.Module], optimizers: list[optim.Optimizer], due
                     state[name].copy_(mean)
 
 
-def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Rates = ()) -> Meet:
+def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Rates = ()) -> Synchronize:
     """Return AdaComm's synchronization, which appends to `intervals` the interval of each step."""
     losses: list[float] = []
-    I, met, changed = I_0, 0, 0  # noqa: E741 - the papers' letter
+    I, synced, changed = I_0, 0, 0  # noqa: E741 - the papers' letter
     etas: list[float] = []
     eta_before = rates[0] if rates else 1.0
 
-    def meet(t: int, nets: list[nn.Module], loss: float) -> None:
-        nonlocal I, met, changed, eta_before  # noqa: E741
+    def synchronize(t: int, nets: list[nn.Module], loss: float) -> None:
+        nonlocal I, synced, changed, eta_before  # noqa: E741
         losses.append(loss)
         etas.append(rates[t - 1] if rates else 1.0)
         if intervals is not None:
             intervals.append(I)
-        if t - met < I:
+        if t - synced < I:
             return
         average(nets)
-        met = t
+        synced = t
         if t - changed >= block:
             F, eta = sum(losses[changed:]) / (t - changed), etas[-1]
             by_loss = math.ceil(math.sqrt(max(etas) / eta * F / losses[0]) * I_0)
@@ -260,7 +260,7 @@ def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Ra
             I = max(1, by_loss if by_loss < before else math.ceil(before / 2))  # noqa: E741
             changed, eta_before = t, eta
 
-    return meet
+    return synchronize
 
 
 def accumulating(
@@ -321,20 +321,20 @@ def selective(
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     norms: list[list[float]] = [[] for _ in nets]
-    history, met = [], []
+    history, synced = [], []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
             gathered_gradient(net, optimizer, t, range(g * K, (g + 1) * K))
             norms[g].append(sum(p.grad.square().sum().item() for p in net.parameters() if p.grad is not None))
-        met.append(t == 0 or any(changes(own, window, smoothing)[-1] >= delta for own in norms))
-        if met[-1] and by == "gradients" and P > 1:
+        synced.append(t == 0 or any(changes(own, window, smoothing)[-1] >= delta for own in norms))
+        if synced[-1] and by == "gradients" and P > 1:
             average_gradients(nets)
         for optimizer in optimizers:
             optimizer.step()
-        if met[-1] and by == "parameters":
+        if synced[-1] and by == "parameters":
             average(nets)
         history.append([vector(net) for net in nets])
-    return history, met
+    return history, synced
 
 
 def changes(norms: list[float], window: int, smoothing: float) -> list[float]:
@@ -376,7 +376,7 @@ def in_turn(
     arrive: Arrive,
     make: MakeOptimizer | None = None,
     values: Outer | None = None,
-) -> Meet:
+) -> Synchronize:
     """Return a synchronization of F fragments, one after the other, on whole vectors.
 
     The result of a fragment is applied by `arrive`, `delay` steps after its synchronization began.
@@ -385,7 +385,7 @@ def in_turn(
     outer = [outer_step(make, start[part]) for part in parts]
     under_way: dict[int, tuple[int, Tensor, Tensor]] = {}
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         if len(nets) == 1:
             return
         w = torch.stack([vector(net) for net in nets])
@@ -408,7 +408,7 @@ def in_turn(
         for net, mine in zip(nets, w, strict=True):
             set_vector(net, mine)
 
-    return meet
+    return synchronize
 
 
 def outer_step(

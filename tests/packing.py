@@ -142,12 +142,12 @@ class Group:
         if wire is None or self.K == 1:
             return
         x = self.w()
-        moved = np.concatenate([wire(chunk).astype(float) for chunk in np.split(x - self.p, self.K)])
+        moved = np.concatenate([wire(shard).astype(float) for shard in np.split(x - self.p, self.K)])
         self.put(self.p + moved)
         self.e = x - self.w()
 
 
-class Meeting:
+class Synchronization:
     """The quantized average of the groups' models or gradients, with error feedback."""
 
     def __init__(self, P: int, K: int) -> None:
@@ -157,13 +157,13 @@ class Meeting:
 
     def mean(self, vectors: Sequence[np.ndarray], wire: Arrives) -> np.ndarray:
         """Return the mean of `vectors`, shard by shard, including the errors of earlier calls."""
-        chunks = [np.split(x, self.K) for x in vectors]
-        size = len(chunks[0][0])
+        shards = [np.split(x, self.K) for x in vectors]
+        size = len(shards[0][0])
         if not self.kept:
             self.kept = [[filled(np.zeros(size), self.P) for _ in vectors] for _ in range(self.K)]
         means = []
         for j, kept in enumerate(self.kept):
-            for room, theirs in zip(kept, chunks, strict=True):
+            for room, theirs in zip(kept, shards, strict=True):
                 add(room, theirs[j], wire)
             means.append(mean_everywhere(kept, wire)[:size])
         return np.concatenate(means)
@@ -186,8 +186,8 @@ def packed(
     If `every` is None, they average gradients in every step.
     """
     groups = [Group(K, make) for _ in range(P)]
-    meeting, history = Meeting(P, K), []
-    meeting.theta = groups[0].w()  # all groups begin with the same model
+    synchronization, history = Synchronization(P, K), []
+    synchronization.theta = groups[0].w()  # all groups begin with the same model
     for t in range(steps):
         if K == 1 and (every is not None or P == 1):  # there are no other ranks to send gradients to
             for g, group in enumerate(groups):
@@ -196,11 +196,11 @@ def packed(
             gs = [group.gradients(t, g, quantizers) for g, group in enumerate(groups)]
             if every is None and P > 1:
                 assert quantizers.gradients is not None
-                gs = [meeting.mean(gs, quantizers.gradients)] * P
+                gs = [synchronization.mean(gs, quantizers.gradients)] * P
             for group, g in zip(groups, gs, strict=True):
                 group.update(g, forgets=quantizers.gradients in (None, half))
         if every is not None and P > 1 and (t + 1) % every == 0:
-            theta = meeting.model([group.w() for group in groups], quantizers.average)
+            theta = synchronization.model([group.w() for group in groups], quantizers.average)
             for group in groups:
                 group.put(theta)
         for group in groups:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from local_methods import step_with
-from references import MakeOptimizer, Meet, model, set_vector, vector
+from references import MakeOptimizer, Synchronize, model, set_vector, vector
 
 
 def radial_directional(changes: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
@@ -30,7 +30,7 @@ def merged(changes: Sequence[Tensor], plain: bool) -> Tensor:
     return radial_directional(changes)
 
 
-def merging(every: int, make: MakeOptimizer, fewest: int = 2) -> Meet:
+def merging(every: int, make: MakeOptimizer, fewest: int = 2) -> Synchronize:
     """Return a synchronization with an outer step on the radial-directional average of the changes.
 
     There is none among less than `fewest` groups.
@@ -38,7 +38,7 @@ def merging(every: int, make: MakeOptimizer, fewest: int = 2) -> Meet:
     outer = model()
     optimizer = make(list(outer.parameters()))
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         if t % every or len(nets) < fewest:
             return
         for theta, *theirs in zip(*(net.parameters() for net in [outer, *nets]), strict=True):
@@ -48,4 +48,4 @@ def merging(every: int, make: MakeOptimizer, fewest: int = 2) -> Meet:
         for net in nets:
             set_vector(net, vector(outer))
 
-    return meet
+    return synchronize

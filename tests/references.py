@@ -119,25 +119,25 @@ def local_sgd(
     P: int, K: int, every: int, make: MakeOptimizer, steps: int, together: int = 0
 ) -> list[list[Tensor]]:
     """Train groups whose parameters are averaged every `every` steps; see `alone`."""
-    return alone(P, K, make, steps, meet_every(every), together)
+    return alone(P, K, make, steps, synchronize_every(every), together)
 
 
-Meet = Callable[[int, list[nn.Module], float], None]
+Synchronize = Callable[[int, list[nn.Module], float], None]
 """Changes the groups' nets after step t = 1, 2, …; it also gets the mean of their losses in that step."""
 
 
-def meet_every(every: int) -> Meet:
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+def synchronize_every(every: int) -> Synchronize:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         if t % every == 0:
             average(nets)
 
-    return meet
+    return synchronize
 
 
 def alone(
-    P: int, K: int, make: MakeOptimizer, steps: int, meet: Meet, together: int = 0
+    P: int, K: int, make: MakeOptimizer, steps: int, synchronize: Synchronize, together: int = 0
 ) -> list[list[Tensor]]:
-    """Train P single processes, each on its group's whole batch, and call `meet` after each step.
+    """Train P single processes, each on its group's whole batch, and call `synchronize` after each step.
 
     In the first `together` steps each process trains on the batches of all groups.
 
@@ -152,7 +152,7 @@ def alone(
             gathered_step(net, optimizer, t, seen_by(g, P, K, t < together))
             for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True))
         ]
-        meet(t + 1, nets, sum(losses) / P)
+        synchronize(t + 1, nets, sum(losses) / P)
         history.append([vector(net) for net in nets])
     return history
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from packing import Arrives, by_blocks, filled
-from references import Meet, model
+from references import Synchronize, model
 
 Select = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 """Returns the indices of the elements that each group sends, ascending, given e of all groups. Each e has the
@@ -61,9 +61,9 @@ def per_run(size: int, density: float, K: int) -> Select:
     def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
         found: list[list[np.ndarray]] = [[] for _ in errors]
         n, M = len(errors[0]) // K, elements()
-        for chunk in range(0, n * K, n):
-            for low in range(chunk, min(chunk + n, M), size):
-                high = min(low + size, chunk + n, M)
+        for shard in range(0, n * K, n):
+            for low in range(shard, min(shard + n, M), size):
+                high = min(low + size, shard + n, M)
                 k = max(1, round(density * (high - low)))
                 for mine, e in zip(found, errors, strict=True):
                     mine.append(low + top(e[low:high], k))
@@ -81,9 +81,9 @@ def over_positions(run: int, density: float, K: int) -> Select:
     def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
         n, M = len(errors[0]) // K, elements()
         runs = [
-            (low, min(low + run, chunk + n, M))
-            for chunk in range(0, n * K, n)
-            for low in range(chunk, min(chunk + n, M), run)
+            (low, min(low + run, shard + n, M))
+            for shard in range(0, n * K, n)
+            for low in range(shard, min(shard + n, M), run)
         ]
         norms = [float(np.sqrt(sum((e[low:high] ** 2).sum() for e in errors))) for low, high in runs]
         left, k = max(1, round(density * M)), [0] * len(runs)
@@ -105,19 +105,19 @@ def over_positions(run: int, density: float, K: int) -> Select:
     return select
 
 
-def sparse_meetings(
+def sparse_synchronizations(
     every: int,
     K: int,
     select: Select,
     bits: int = 2,
     beta: float = 0.95,
     lr: float | Mapping[int, float] = 1.0,
-) -> Meet:
+) -> Synchronize:
     """Return SparseLoCo's synchronization. `lr` may be a mapping from the step to the outer learning rate."""
     theta: np.ndarray | None = None
     errors: list[np.ndarray] = []
 
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+    def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
         nonlocal theta, errors
         if len(nets) == 1 or t % every:
             return
@@ -135,7 +135,7 @@ def sparse_meetings(
         for net in nets:
             put(net, theta)
 
-    return meet
+    return synchronize
 
 
 def said(e: np.ndarray, chosen: np.ndarray, K: int, arrives: Arrives) -> np.ndarray:

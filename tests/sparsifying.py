@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from references import MakeOptimizer, Meet, batch, fill_gradients, gathered_step, loss, model, vector
+from references import MakeOptimizer, Synchronize, batch, fill_gradients, gathered_step, loss, model, vector
 
 Select = Callable[[Sequence[np.ndarray], Sequence[int], int], np.ndarray]
 """Returns the joint indices, given acc of all workers, the sizes of the layers, and t = 0, 1, …"""
@@ -165,9 +165,9 @@ def packed(sizes: Sequence[int], k: Sequence[int], n: int) -> list[list[int]]:
 
 
 def sparsified(
-    P: int, K: int, select: Select, make: MakeOptimizer, steps: int, meet: Meet | None = None
+    P: int, K: int, select: Select, make: MakeOptimizer, steps: int, synchronize: Synchronize | None = None
 ) -> list[list[Tensor]]:
-    """Train P nets, each by K workers with algorithm 1, and call `meet` after every step.
+    """Train P nets, each by K workers with algorithm 1, and call `synchronize` after every step.
 
     Returns:
         The parameters as [step][group].
@@ -192,8 +192,8 @@ def sparsified(
             e[g] = acc
             put_backwards(net, mean)
             optimizer.step()
-        if meet is not None:
-            meet(t + 1, nets, 0.0)
+        if synchronize is not None:
+            synchronize(t + 1, nets, 0.0)
         history.append([vector(net) for net in nets])
     return history
 

@@ -20,7 +20,7 @@ def lost(text: str, folder: Path) -> list[str]:
     return named + [path for path in LINKED.findall(text) if not (folder / path).exists()]
 
 
-def half_told(text: str) -> list[str]:
+def incomplete(text: str) -> list[str]:
     """Return the entries of the glossary that lack a path of the code or a contrast with another term."""
     return [
         entry
@@ -56,7 +56,7 @@ def test_the_pages_are_linked() -> None:
 def test_every_term_has_a_home_and_a_contrast() -> None:
     text = (ROOT / "docs/glossary.md").read_text()
     assert len(ENTRY.findall(text)) == text.count("\n- **") > 0
-    assert half_told(text) == []
+    assert incomplete(text) == []
 
 
 def test_the_picture_of_the_rooms_is_the_contract() -> None:
@@ -70,7 +70,7 @@ def test_a_lost_path_is_found() -> None:
 
 def test_an_incomplete_term_is_found() -> None:
     text = "- **a**: so. `hpcsgd/core`. Not\n  b.\n- **b**: so.\n  Not a.\n- **c**: `hpcsgd/core`.\n"
-    assert [entry[4] for entry in half_told(text)] == ["b", "c"]
+    assert [entry[4] for entry in incomplete(text)] == ["b", "c"]
 
 
 def test_another_picture_is_found() -> None:

@@ -136,11 +136,11 @@ def written(default: Any) -> str:
 
 def faults_of_members(documented: type) -> Iterator[tuple[str, str]]:
     """Yield the faults of methods and properties of hpcsgd, in the class and in its base classes."""
-    told_elsewhere = {member for protocol in PROTOCOLS for member in told_by(protocol, documented)}
+    documented_elsewhere = {member for protocol in PROTOCOLS for member in told_by(protocol, documented)}
     ours = [kind for kind in documented.__mro__ if kind.__module__.startswith("hpcsgd.")]
     for name in dict.fromkeys(name for kind in ours for name in vars(kind)):
         functions = [f for kind in ours if (f := function(vars(kind).get(name))) is not None]
-        if name.startswith("_") or name in told_elsewhere or not functions:
+        if name.startswith("_") or name in documented_elsewhere or not functions:
             continue
         text = next((inspect.cleandoc(f.__doc__) for f in functions if f.__doc__), None)
         if text is None:

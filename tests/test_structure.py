@@ -90,7 +90,7 @@ def unpickling(root: Path) -> dict[str, str]:
     return found
 
 
-def told_by_launchers(root: Path) -> list[str]:
+def read_from_launchers(root: Path) -> list[str]:
     """Return the lines outside the table of launchers that name a variable of a launcher."""
     names = {name for launcher in LAUNCHERS for name in launcher.variables}
     named = re.compile("|".join(rf"\b{name}\b" for name in sorted(names)))
@@ -171,13 +171,13 @@ def test_a_nameless_file_is_found(tmp_path):
 
 
 def test_what_launchers_leave_is_known_in_one_place():
-    assert told_by_launchers(ROOT) == []
+    assert read_from_launchers(ROOT) == []
 
 
 def test_a_variable_of_a_launcher_is_found_elsewhere(tmp_path):
     text = 'a = os.environ["PMI_RANK"]\nb = "SLURM_JOB_ID"\nc = "MY_PMI_RANK"\n'
     plant(tmp_path, {"hpcsgd/a.py": text, "hpcsgd/launcher.py": text})
-    assert told_by_launchers(tmp_path) == ["hpcsgd/a.py:1: PMI_RANK"]
+    assert read_from_launchers(tmp_path) == ["hpcsgd/a.py:1: PMI_RANK"]
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def measure(
     return {
         "who": who, "groups": groups, "seed": seed, "settings": dict(tried), "setting": asdict(setting),
         "parameters": sum(p.numel() for p in start.parameters()), **means,
-        "formula": foretold(setting, start, who, groups, tried), "seconds": round(clock.stop(), 1),
+        "formula": predicted(setting, start, who, groups, tried), "seconds": round(clock.stop(), 1),
     }  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return sum(loss_of(model, some, asked).item() * len(some) for some, asked in parts) / len(x)
 
 
-def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
+def predicted(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
     """Return the bytes that a rank sends, by the formulas of its method."""
     m = ModelLayout.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
     plan = StepPlan.of(CONTESTANTS[who].method(tried, groups, setting.steps))

@@ -26,7 +26,7 @@ from hpcsgd import kernels
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel
-from hpcsgd.data.partition import Samples as Dealt
+from hpcsgd.data.partition import Samples as Labelled
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.parts.grad_reduces.combining import joint_indices
 from hpcsgd.parts.sparsifiers import Accumulated, Adapting, Sparsifier
@@ -189,7 +189,7 @@ def batches(task: Task, samples: Samples, partition: str, rank: int, epochs: int
     """Return the rows of a worker's batches; the order of the samples differs in every epoch."""
     step, chance = WORKERS * task.batch, torch.Generator().manual_seed(SEED)
     count = len(samples.x) // step * step
-    labelled = Dealt(len(samples.x), WORKERS, SEED, labels=samples.y.numpy())
+    labelled = Labelled(len(samples.x), WORKERS, SEED, labels=samples.y.numpy())
     found: list[Tensor] = []
     for epoch in range(epochs):
         if partition == BY_LABEL:

@@ -37,8 +37,8 @@ POINTS = 60
 """The largest number of distances that a row keeps."""
 
 
-def at_fixed_rate(place: Place, intervals: Sequence[int], meetings: int) -> list[Row]:
-    """Return rows with D at the first `meetings` synchronizations, by interval and P.
+def at_fixed_rate(place: Place, intervals: Sequence[int], num_syncs: int) -> list[Row]:
+    """Return rows with D at the first `num_syncs` synchronizations, by interval and P.
 
     The model is ResNet-8 on CIFAR-10. There is no warm-up, and the learning rate is the same for all P.
     """
@@ -55,7 +55,7 @@ def at_fixed_rate(place: Place, intervals: Sequence[int], meetings: int) -> list
         for every in intervals[:2] if place.quick else intervals:
             config = job(name, data, [*fixed, "--method.sync_every", str(every)])
             tasks += [
-                partial(_every, every, Task(config, P, LONG, 1, meetings, CPU))
+                partial(_every, every, Task(config, P, LONG, 1, num_syncs, CPU))
                 for P in (GROUPS[1:3] if place.quick else GROUPS[1:])
             ]
         return sorted(in_processes(PROCESSES, tasks), key=lambda row: (row["every"], row["P"]))

@@ -42,7 +42,7 @@ def strong(compared: Callable[..., Beside], figure: str, *, drawn: bool = False)
 
 
 def fixed(place: Place) -> list[Row]:
-    return at_fixed_rate(place, original.INTERVALS, meetings=6)
+    return at_fixed_rate(place, original.INTERVALS, num_syncs=6)
 
 
 def learn(place: Place) -> list[Row]:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from density.tasks import Samples
 from harness import Contestant, Spread, interleaved
 from hpcsgd.data import DefDP, Partition, SelDP
-from hpcsgd.data.partition import Samples as Dealt
+from hpcsgd.data.partition import Samples as PartitionSamples
 from hpcsgd.methods.selsync import RelativeChange
 from hpcsgd.models import cifar_resnet, cnn
 from papers.artifact import Place, Row
@@ -135,7 +135,7 @@ def dealing(place: Place) -> list[Row]:
     """Return the seconds of assigning an epoch's samples to one of 16 workers, and of Δ by window."""
     partitions: dict[str, Partition] = {"SelDP": SelDP(), "DefDP": DefDP()}
     sets = dict(list(SETS.items())[:1]) if place.quick else SETS
-    deals = {(who, name): partial(each.assign, Dealt(n, 16, SEED), 3, 1)
+    deals = {(who, name): partial(each.assign, PartitionSamples(n, 16, SEED), 3, 1)
              for name, n in sets.items() for who, each in partitions.items()}  # fmt: skip
     changes = {("Δ", f"window {window}"): partial(_filled(window), torch.ones(16, dtype=torch.float64))
                for window in WINDOWS}  # fmt: skip

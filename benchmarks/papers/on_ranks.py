@@ -26,7 +26,7 @@ from harness import WallClock
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel, DefDP, Partition, SelDP, convert
-from hpcsgd.data.partition import Samples as Dealt
+from hpcsgd.data.partition import Samples as PartitionSamples
 from hpcsgd.models import cnn
 from hpcsgd.train.process import keep_freed_memory
 from papers.artifact import Place, Row
@@ -111,11 +111,11 @@ def _rank(training: Training, samples: Samples, start: nn.Module, world: Communi
 
 def _rows(training: Training, samples: Samples, rank: int) -> torch.Tensor:
     """Return a worker's samples in order, for all its steps. Each epoch ends with a whole batch."""
-    dealt = Dealt(len(samples.x), training.workers, SEED, labels=samples.y.numpy())
+    assigned = PartitionSamples(len(samples.x), training.workers, SEED, labels=samples.y.numpy())
     found: list[np.ndarray[Any, Any]] = []
     needed, epoch = training.steps * training.batch, 0
     while sum(map(len, found)) < needed:
-        hand = PARTITIONS[training.partition].assign(dealt, rank, epoch)
+        hand = PARTITIONS[training.partition].assign(assigned, rank, epoch)
         found.append(hand[: len(hand) // training.batch * training.batch])
         epoch += 1
     return torch.from_numpy(np.concatenate(found))

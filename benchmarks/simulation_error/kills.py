@@ -67,14 +67,14 @@ def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, flo
     return made / GROUPS / seconds, gaps[len(gaps) // 2], replica_groups.downs
 
 
-def simulated(rounds: int, mtbf: float, meeting: float) -> float:
+def simulated(rounds: int, mtbf: float, average_s: float) -> float:
     """Return steps per second and group, the mean over seeds."""
     rates = [
         simulate(
             Simulation(
                 layout=Layout(GROUPS, 1, 1),
                 compute=Constant(SECONDS),
-                durations=Durations(model_average=meeting),
+                durations=Durations(model_average=average_s),
                 waits=Living(EVERY),
                 steps=rounds * EVERY,
                 failures=Failures(

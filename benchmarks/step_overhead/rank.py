@@ -141,8 +141,8 @@ def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
 def join(comm: MPI.Comm, folder: str, device: torch.device) -> None:
     """Start torch's processes by gloo, or by torch's backend for devices of that type, such as NCCL."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend, meeting = dist.get_default_backend_for_device(device), f"file://{folder}/store"
-    dist.init_process_group(backend, init_method=meeting, rank=comm.Get_rank(), world_size=comm.Get_size())
+    backend, rendezvous = dist.get_default_backend_for_device(device), f"file://{folder}/store"
+    dist.init_process_group(backend, init_method=rendezvous, rank=comm.Get_rank(), world_size=comm.Get_size())
 
 
 def main() -> None:

@@ -126,7 +126,7 @@ def steps_of(setting: Setting, who: Sequence[str], topology: hpcsgd.Topology) ->
         gc.collect()
 
 
-def meetings(setting: Setting, topology: hpcsgd.Topology) -> Iterator[Row]:
+def synchronizations(setting: Setting, topology: hpcsgd.Topology) -> Iterator[Row]:
     """Time one of our synchronizations, and gloo's allreduce of as many parameters over all ranks."""
     model = workload(setting.model, "emulated", Compute(0.0)).model()
     optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, topology, hpcsgd.hierarchical(1))
@@ -156,16 +156,16 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=STORE, rank=world.rank, world_size=world.size)
     topology = hpcsgd.init(groups=given.groups)
     steps: list[Row] = []
-    meets: list[Row] = []
+    syncs: list[Row] = []
     for setting in (Setting(**each) for each in json.loads(given.settings)):
         steps += steps_of(setting, [name for name in given.who if name not in setting.left_out], topology)
         if setting.kind == "emulated":
-            meets += meetings(setting, topology)
+            syncs += synchronizations(setting, topology)
         gc.collect()
     world.Barrier()
     dist.destroy_process_group()
     if world.rank == 0:
-        given.out.write_text(json.dumps({"steps": steps, "syncs": meets}))
+        given.out.write_text(json.dumps({"steps": steps, "syncs": syncs}))
 
 
 if __name__ == "__main__":

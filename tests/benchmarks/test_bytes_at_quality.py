@@ -18,7 +18,7 @@ from bytes_at_quality.contestants import (
     SPARSE_SCHEDULED,
 )
 from bytes_at_quality.judging import TUNED, best, due, finals, is_of_now, judged
-from bytes_at_quality.training import FULL, foretold, start_of
+from bytes_at_quality.training import FULL, predicted, start_of
 
 SEEDS = (1, 2)
 
@@ -96,7 +96,7 @@ def test_bytes_that_are_not_those_of_the_formula_are_a_miss():
 def test_bytes_of_pier_are_those_of_both_of_its_parts():
     """384 of the 4096 steps are synchronous, a multiple of 64."""
     bsp, diloco, pier = (
-        foretold(FULL, start_of(FULL, 1), who, 4, CONTESTANTS[who].trials[0]) for who in (BSP, DILOCO, PIER)
+        predicted(FULL, start_of(FULL, 1), who, 4, CONTESTANTS[who].trials[0]) for who in (BSP, DILOCO, PIER)
     )
     assert pier == pytest.approx((384 * bsp + 3712 * diloco) / 4096)
 

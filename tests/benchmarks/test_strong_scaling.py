@@ -36,7 +36,7 @@ def test_predicted_synchronizations_need_what_the_link_needs():
     model = 4 * sum(p.numel() for p in network(Compute(0.0)).parameters())
     bound = 2 * 7 / 8 * model * 8 / BITS
     assert hosts(16) == 8
-    meeting = 4 * (predicted(of[OURS, "figure 9"], 1.0) - 1.0)
-    assert bound < meeting < 1.3 * bound
+    sync_seconds = 4 * (predicted(of[OURS, "figure 9"], 1.0) - 1.0)
+    assert bound < sync_seconds < 1.3 * bound
     assert predicted(of[LATE, "figure 9"], 1.0) == pytest.approx(1.0, abs=0.02)
     assert predicted(of[SYNC, ""], 1.0) > 1.0

@@ -346,8 +346,8 @@ def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
 
 def shared_with_others(training: Training) -> list[Tensor]:
     """Return the server's model, or the vectors that a group averages with others."""
-    chunks = training.optimizer.method.state_dict()["averager"].sharded
-    return [x.clone() for vectors in chunks.values() for x in vectors]
+    shards = training.optimizer.method.state_dict()["averager"].sharded
+    return [x.clone() for vectors in shards.values() for x in vectors]
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})

@@ -62,7 +62,7 @@ def some_steps(training: Training) -> None:
     training.steps(1)
 
 
-def chunks_of(training: Training, states: Mapping[str, State]) -> Vectors:
+def shards_of(training: Training, states: Mapping[str, State]) -> Vectors:
     """Return this rank's shards of every vector, by parameter."""
     found: Vectors = {}
     for role, state in states.items():
@@ -82,7 +82,7 @@ def saved_by(P: int, K: int, method: str, folder: Path) -> list[tuple[dict[str, 
         some_steps(training)
         save(training, folder)
         states = training.optimizer.method.state_dict()
-        return states, chunks_of(training, states)
+        return states, shards_of(training, states)
 
     return threads.run(P * K, one)
 
@@ -120,7 +120,7 @@ def test_each_part_follows_its_rule(
         fresh = training.optimizer.method.state_dict()
         load(training, tmp_path)
         states = training.optimizer.method.state_dict()
-        vectors = chunks_of(training, states)
+        vectors = shards_of(training, states)
         training.steps(3)
         return saved, fresh, states, vectors, training.optimizer.reduces_grads
 

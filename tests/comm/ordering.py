@@ -113,7 +113,7 @@ def one_letter_after_the_other(world: Communicator, device: torch.device | None 
     return received
 
 
-def run_on_the_lane(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
+def run_on_the_comm_thread(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     """Run blocking code with operations in it on the communication thread, and use its result."""
     x = late(world, device)
 
@@ -206,8 +206,8 @@ PROGRAMS: Mapping[str, Program] = {
     **{
         program.__name__: program
         for program in (
-            in_flight, one_letter_after_the_other, run_on_the_lane, handed_over, result_let_go, own_stream,
-            waited_for_elsewhere, dropped,
+            in_flight, one_letter_after_the_other, run_on_the_comm_thread, handed_over, result_let_go,
+            own_stream, waited_for_elsewhere, dropped,
         )
     },
 }  # fmt: skip

@@ -36,7 +36,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class FakeLane:
+class FakeCommThread:
     """A simulated communication thread: the state that a `RankWatch` reads, and the calls in order."""
 
     ident: int
@@ -76,18 +76,18 @@ class Rank:
     """A rank that executes a program."""
 
     def __init__(
-        self, rank: int, program: Program, comms: list[list[int]], lane_of: list[int], begun: Counter[Any]
+        self, rank: int, program: Program, comms: list[list[int]], thread_of: list[int], begun: Counter[Any]
     ) -> None:
         self.rank, self.program, self.comms, self.begun = rank, program, comms, begun
         self.kept = Kept()
         self.watch = RankWatch(rank, self.kept)
-        self.comm_threads = [FakeLane(-1 - i) for i in range(max(lane_of) + 1)]
+        self.comm_threads = [FakeCommThread(-1 - i) for i in range(max(thread_of) + 1)]
         for comm_thread in self.comm_threads:
             self.watch.adopt(comm_thread.state)
-        self.lane_of = [self.comm_threads[i] for i in lane_of]
+        self.thread_of = [self.comm_threads[i] for i in thread_of]
         self.members = [Member(self.watch, str(c), ranks) for c, ranks in enumerate(comms)]
         self.at = 0
-        self.under_way: deque[tuple[FakeLane, Call]] = deque()
+        self.under_way: deque[tuple[FakeCommThread, Call]] = deque()
         self.has_left = False
 
     def actions(self) -> Iterator[Callable[[], None]]:
@@ -99,7 +99,7 @@ class Rank:
         elif not self.has_left and not self.watch._waiting.get(self.watch._owner):
             yield self.begin_wait
         for comm_thread in self.comm_threads:
-            if comm_thread.calls and (action := self.of_lane(comm_thread, comm_thread.calls[0])):
+            if comm_thread.calls and (action := self.next_action(comm_thread, comm_thread.calls[0])):
                 yield action
 
     def go_on(self) -> None:
@@ -111,7 +111,7 @@ class Rank:
         item = self.program[self.at]
         assert not isinstance(item, str)
         ops = [item] if isinstance(item, Op) else item
-        comm_thread, call = self.lane_of[ops[0].comm], Call(list(ops))
+        comm_thread, call = self.thread_of[ops[0].comm], Call(list(ops))
         comm_thread.submit(call)
         self.under_way.append((comm_thread, call))
         self.at += 1
@@ -125,19 +125,19 @@ class Rank:
         self.under_way.popleft()
         self.at += 1
 
-    def of_lane(self, comm_thread: FakeLane, call: Call) -> Callable[[], None] | None:
+    def next_action(self, comm_thread: FakeCommThread, call: Call) -> Callable[[], None] | None:
         if comm_thread.state.executing is not None:
             return (lambda: self.end(comm_thread, call)) if comm_thread.met() else None
         if call.at == len(call.ops):
             return lambda: self.end_call(comm_thread, call)
         if call.inner is not None:
             return (lambda: self.end_inner(comm_thread, call)) if call.inner.future.done() else None
-        other = self.lane_of[call.ops[call.at].comm]
+        other = self.thread_of[call.ops[call.at].comm]
         if other is not comm_thread:
             return lambda: self.begin_inner(comm_thread, other, call)
         return lambda: self.begin(comm_thread, call)
 
-    def begin(self, comm_thread: FakeLane, call: Call) -> None:
+    def begin(self, comm_thread: FakeCommThread, call: Call) -> None:
         comm_thread.state.single = len(call.ops) == 1
         op = call.ops[call.at]
         ranks, begun = self.comms[op.comm], self.begun
@@ -155,21 +155,21 @@ class Rank:
         wanted = begun[op.comm, "received", self.rank]
         comm_thread.met = lambda: begun[op.comm, ranks[before], self.rank] >= wanted
 
-    def end(self, comm_thread: FakeLane, call: Call) -> None:
+    def end(self, comm_thread: FakeCommThread, call: Call) -> None:
         comm_thread.state.executing = None
         call.at += 1
 
-    def end_call(self, comm_thread: FakeLane, call: Call) -> None:
+    def end_call(self, comm_thread: FakeCommThread, call: Call) -> None:
         call.future.set_result(None)
         comm_thread.calls.popleft()
         comm_thread.state.entries.popleft()
 
-    def begin_inner(self, comm_thread: FakeLane, other: FakeLane, call: Call) -> None:
+    def begin_inner(self, comm_thread: FakeCommThread, other: FakeCommThread, call: Call) -> None:
         call.inner = Call([call.ops[call.at]])
         other.submit(call.inner)
         self.watch._waiting[comm_thread.ident] = other.state, call.inner.future
 
-    def end_inner(self, comm_thread: FakeLane, call: Call) -> None:
+    def end_inner(self, comm_thread: FakeCommThread, call: Call) -> None:
         del self.watch._waiting[comm_thread.ident]
         call.inner = None
         call.at += 1
@@ -189,13 +189,13 @@ def written(dice: random.Random) -> tuple[list[Program], list[list[int]], list[i
     """
     n = dice.randint(2, 4)
     comms = [sorted(dice.sample(range(n), dice.randint(2, n))) for _ in range(dice.randint(2, 5))]
-    lane_of = [dice.randrange(dice.randint(2, 4)) for _ in comms]
+    thread_of = [dice.randrange(dice.randint(2, 4)) for _ in comms]
     programs: list[Program] = [[] for _ in range(n)]
     for _ in range(dice.randint(1, 10)):
         ops = [
             Op(dice.randrange(len(comms)), dice.random() < 0.7) for _ in range(dice.choice((1, 1, 1, 2, 3)))
         ]
-        ops.sort(key=lambda op: lane_of[op.comm])
+        ops.sort(key=lambda op: thread_of[op.comm])
         for rank, program in enumerate(programs):
             if mine := [op for op in ops if rank in comms[op.comm]]:
                 program.append(mine[0] if len(mine) == 1 else mine)
@@ -207,7 +207,7 @@ def written(dice: random.Random) -> tuple[list[Program], list[list[int]], list[i
         if program and dice.random() < 0.15:
             del program[dice.randrange(len(program)) :]
         _complete_waits(program)
-    return programs, comms, lane_of
+    return programs, comms, thread_of
 
 
 def _complete_waits(program: Program) -> None:
@@ -227,9 +227,9 @@ def executed(dice: random.Random) -> tuple[set[int], Table]:
     Returns:
         The ranks that never finish, and the table of reports with the deadlock found.
     """
-    programs, comms, lane_of = written(dice)
+    programs, comms, thread_of = written(dice)
     begun: Counter[Any] = Counter()
-    ranks = [Rank(rank, program, comms, lane_of, begun) for rank, program in enumerate(programs)]
+    ranks = [Rank(rank, program, comms, thread_of, begun) for rank, program in enumerate(programs)]
     table = Table()
     slow = dice.choice(ranks)
     while actions := [(rank, action) for rank in ranks for action in rank.actions()]:

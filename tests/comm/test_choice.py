@@ -19,7 +19,7 @@ from hpcsgd.comm.backend_choice import (
     local_device,
 )
 from hpcsgd.comm.shutdown import close_libraries
-from hpcsgd.config.schema import DeviceBackendName as WishOfAJobFile
+from hpcsgd.config.schema import DeviceBackendName as NameInAJobFile
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
 
@@ -36,11 +36,11 @@ def there(world: Communicator, wanted: str = "auto") -> Device:
     return Device(torch.device("cpu"), f"GPU {world.rank}")
 
 
-def choose(wish: BackendName, *, inside: bool = True, own=there, n: int = 2, nodes=(0, 0)) -> tuple[str, str]:
+def choose(name: BackendName, *, inside: bool = True, own=there, n: int = 2, nodes=(0, 0)) -> tuple[str, str]:
     """Return the backend that all ranks choose, and the reasons against others."""
 
     def ask(world: Communicator) -> tuple[str, str]:
-        ranks, passed_over = chosen(world, wish, own(world), inside)
+        ranks, passed_over = chosen(world, name, own(world), inside)
         x = torch.ones(3)
         ranks.allreduce(x).wait()
         assert x.tolist() == [float(n)] * 3
@@ -201,7 +201,7 @@ def test_a_near_miss_is_reported_to_a_script(given: dict[str, str], message: str
 
 
 def test_job_files_and_scripts_know_the_same_words() -> None:
-    assert get_args(WishOfAJobFile) == get_args(BackendName) == BACKEND_NAMES
+    assert get_args(NameInAJobFile) == get_args(BackendName) == BACKEND_NAMES
 
 
 @pytest.mark.usefixtures("far_device")

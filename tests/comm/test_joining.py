@@ -11,8 +11,8 @@ from hpcsgd.comm.joining import Choice
 from hpcsgd.comm.place import NoWorld, Place, first_host, in_environment
 from hpcsgd.errors import UserError
 
-MEETING = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-OWN = {**MEETING, "RANK": "3", "WORLD_SIZE": "4"}
+ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+OWN = {**ADDRESS, "RANK": "3", "WORLD_SIZE": "4"}
 TORCHRUN = {**OWN, "TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "2"}
 MPIEXEC = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1"}
 SRUN = {
@@ -49,7 +49,7 @@ AUTO = {
         SRUN, NONE, Choice("gloo", f"srun started them, and there is no MPI ({NONE})", BY_SLURM)
     ),
     "srun without an MPI, and where to meet": (
-        {**SRUN, **MEETING}, NONE,
+        {**SRUN, **ADDRESS}, NONE,
         Choice("gloo", f"srun started them, and there is no MPI ({NONE})", HERE),
     ),
     "srun with PMI, without an MPI": (

@@ -249,21 +249,21 @@ def test_run_is_ordinary_code_on_the_comm_thread(run, n: int) -> None:
             return (x / n).item()
 
         work = world.run(mean, "mean")
-        on_the_lane = world.run(world.comm_thread.here, "where am I").wait()
+        on_the_comm_thread = world.run(world.comm_thread.here, "where am I").wait()
         with pytest.raises(KeyError) as raised:
             world.run(lambda: {}["missing"], "fails").wait()
-        return work.wait(), on_the_lane and not world.comm_thread.here(), raised.value.args[0]
+        return work.wait(), on_the_comm_thread and not world.comm_thread.here(), raised.value.args[0]
 
     assert run(n, composite) == [((n - 1) / 2, True, "missing")] * n
 
 
 def test_threads_keep_nothing_of_what_was_sent() -> None:
     """No reference may remain after an operation, because the next one may be much later."""
-    meeting = Rendezvous(3, 30.0, [])
+    rendezvous = Rendezvous(3, 30.0, [])
 
     def gone(world: Communicator) -> bool:
         x = torch.ones(5)
-        ThreadBackend(world.rank, meeting, 0).allreduce(x, "sum")
+        ThreadBackend(world.rank, rendezvous, 0).allreduce(x, "sum")
         assert x.tolist() == [3.0] * 5
         kept = weakref.ref(x)
         del x

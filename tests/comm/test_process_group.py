@@ -179,11 +179,11 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
 def test_a_store_nobody_reaches_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "address_towards", lambda others: "192.0.2.1")
 
-    def meet(world: Communicator) -> None:
+    def connect(world: Communicator) -> None:
         in_group(world)
 
     with pytest.raises(PeerLost, match=r"no way from \S+ to 192.0.2.1: "):
-        threads.run(1, meet, timeout=1)
+        threads.run(1, connect, timeout=1)
 
 
 def test_the_address_is_that_towards_other_nodes() -> None:

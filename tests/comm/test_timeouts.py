@@ -82,9 +82,9 @@ def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> Non
 
 def test_a_rank_that_came_and_then_failed_is_not_missing():
     """It ended the job before the others had noticed that all ranks had arrived."""
-    meeting = threads.Rendezvous(2, timeout=5, all_rendezvous=[])
-    meeting.arrivals[1] = 1
-    meeting.abort()
+    rendezvous = threads.Rendezvous(2, timeout=5, all_rendezvous=[])
+    rendezvous.arrivals[1] = 1
+    rendezvous.abort()
     with pytest.raises(PeerLost, match=r"^allgather: a rank ended by an error$") as raised:
-        meeting.together(0, "allgather", None, list)
+        rendezvous.together(0, "allgather", None, list)
     assert raised.value.ranks == ()

@@ -146,14 +146,14 @@ def config(tmp_path: Path) -> Callable[..., Any]:
 
 
 @dataclass
-class Untold:
+class WithoutTraits:
     """A schedule without traits."""
 
     def __call__(self, s: StepContext) -> bool:
         return True
 
 
-class UntoldReduce:
+class ReduceWithoutTraits:
     """A gradient reduction without traits."""
 
     def idle(self, topology: Topology) -> bool:
@@ -163,22 +163,22 @@ class UntoldReduce:
         pass
 
 
-class UntoldAverager:
+class AveragerWithoutTraits:
     """An averager without traits."""
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return vectors
 
 
-class Mistaken(Untold):
+class Mistaken(WithoutTraits):
     traits = Traits(All())
 
 
-UNTOLD: dict[str, Any] = {
-    "grad_reduce": UntoldReduce(),
-    "when": Untold(),
+WITHOUT_TRAITS: dict[str, Any] = {
+    "grad_reduce": ReduceWithoutTraits(),
+    "when": WithoutTraits(),
     "a function": lambda s: False,
-    "how": UntoldAverager(),
+    "how": AveragerWithoutTraits(),
     "mistaken": Mistaken(),
 }
 
@@ -187,36 +187,36 @@ UNTOLD: dict[str, Any] = {
     ("make", "line"),
     [
         (
-            lambda: Method(AllToAll(), UNTOLD["when"], Mean()),
-            "Method: schedule = an object of type Untold: expected a Schedule: it has no traits, "
+            lambda: Method(AllToAll(), WITHOUT_TRAITS["when"], Mean()),
+            "Method: schedule = an object of type WithoutTraits: expected a Schedule: it has no traits, "
             "expected a ScheduleTraits",
         ),
         (
-            lambda: Method(AllToAll(), UNTOLD["a function"], Mean()),
+            lambda: Method(AllToAll(), WITHOUT_TRAITS["a function"], Mean()),
             "Method: schedule = <lambda>: expected a Schedule: it has no traits, expected a ScheduleTraits",
         ),
         (
-            lambda: Method(UNTOLD["grad_reduce"], Every(2), Mean()),
-            "Method: grad_reduce = an object of type UntoldReduce: expected a GradReduce: it has no "
+            lambda: Method(WITHOUT_TRAITS["grad_reduce"], Every(2), Mean()),
+            "Method: grad_reduce = an object of type ReduceWithoutTraits: expected a GradReduce: it has no "
             "traits, expected a GradReduceTraits",
         ),
         (
-            lambda: hierarchical(2, UNTOLD["grad_reduce"]),
-            "hierarchical: grad_reduce = an object of type UntoldReduce: expected a GradReduce: it has no "
+            lambda: hierarchical(2, WITHOUT_TRAITS["grad_reduce"]),
+            "hierarchical: grad_reduce = an object of type ReduceWithoutTraits: expected a GradReduce: it "
+            "has no traits, expected a GradReduceTraits",
+        ),
+        (
+            lambda: WithAllgather(AcrossGroups(WITHOUT_TRAITS["grad_reduce"])),
+            "AcrossGroups: inner = an object of type ReduceWithoutTraits: expected a GradReduce: it has no "
             "traits, expected a GradReduceTraits",
         ),
         (
-            lambda: WithAllgather(AcrossGroups(UNTOLD["grad_reduce"])),
-            "AcrossGroups: inner = an object of type UntoldReduce: expected a GradReduce: it has no "
-            "traits, expected a GradReduceTraits",
+            lambda: Method(AllToAll(), Every(2), WITHOUT_TRAITS["how"]),
+            "Method: averager = an object of type AveragerWithoutTraits: expected an Averager: it has no "
+            "traits, expected a Traits",
         ),
         (
-            lambda: Method(AllToAll(), Every(2), UNTOLD["how"]),
-            "Method: averager = an object of type UntoldAverager: expected an Averager: it has no traits, "
-            "expected a Traits",
-        ),
-        (
-            lambda: Method(AllToAll(), UNTOLD["mistaken"], Mean()),
+            lambda: Method(AllToAll(), WITHOUT_TRAITS["mistaken"], Mean()),
             "Method: schedule.traits = an object of type Traits: expected a ScheduleTraits",
         ),
         (lambda: ScheduleTraits(period=0), "period = 0: groups average after at least 1 step"),

@@ -122,22 +122,27 @@ def test_a_late_synchronization_counts_as_far_as_it_is_longer_than_its_delay() -
     """Each counts max(0, synchronization − d steps); consecutive fragments use the time of all steps."""
     m, I = sizes(8, 1), 4  # noqa: E741 - the papers' letter
     at_once = price(StepPlan.of(hierarchical(I)), m, machine(1), NOTHING)
-    meeting = I * at_once.seconds
-    for d, compute in ((1, meeting / 4), (2, meeting / 4), (3, meeting / 2), (0, meeting)):
+    sync_seconds = I * at_once.seconds
+    for d, compute in (
+        (1, sync_seconds / 4),
+        (2, sync_seconds / 4),
+        (3, sync_seconds / 2),
+        (0, sync_seconds),
+    ):
         cost = price(
             StepPlan.of(delayed(hierarchical(I), d)), m, machine(1), Computed(forward=compute, backward=0.0)
         )
-        left = max(meeting - d * compute, 0.0) / I
+        left = max(sync_seconds - d * compute, 0.0) / I
         assert cost.seconds == pytest.approx(compute + left, rel=1e-9)
-        assert cost.hidden == pytest.approx(0.0 if d == 0 else meeting / I - left, rel=1e-9, abs=1e-15)
+        assert cost.hidden == pytest.approx(0.0 if d == 0 else sync_seconds / I - left, rel=1e-9, abs=1e-15)
         assert cost.nbytes == pytest.approx(at_once.nbytes, rel=1e-12)
-    compute = meeting / 10
+    compute = sync_seconds / 10
     always = price(
         StepPlan.of(streaming(hierarchical(I), 4, 2)), m, machine(1), Computed(forward=compute, backward=0.0)
     )
     distance = 2 * np.log2(8) * ALPHA + 2 * 7 / 8 * 8 * BETA
     more = 3 * (2 * np.log2(8) * ALPHA + distance)  # three more messages with the same bytes in total
-    assert always.seconds == pytest.approx((meeting + more) / I, rel=1e-9)
+    assert always.seconds == pytest.approx((sync_seconds + more) / I, rel=1e-9)
 
 
 def test_the_interval_is_that_of_the_errors() -> None:

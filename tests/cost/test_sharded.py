@@ -103,7 +103,7 @@ def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) 
 class Seen:
     """The communication of one rank."""
 
-    ledger: dict[str, float]
+    by_phase: dict[str, float]
     """Bytes per step, by phase."""
     torch: Counter[tuple[str, int]]
     """The number of calls in a step, by collective and by bytes of the whole vector."""
@@ -198,8 +198,8 @@ def test_bytes_are_those_of_the_stats_and_of_torch(run, method: str, P: int, K: 
             expected[x.phase] += (
                 x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
             )
-    phases = {name for rank in ranks for name in rank.ledger}
-    on_the_mean = {name: sum(rank.ledger.get(name, 0.0) for rank in ranks) / len(ranks) for name in phases}
+    phases = {name for rank in ranks for name in rank.by_phase}
+    on_the_mean = {name: sum(rank.by_phase.get(name, 0.0) for rank in ranks) / len(ranks) for name in phases}
     assert on_the_mean == pytest.approx({k: v for k, v in expected.items() if v}, rel=1e-12)
     assert "grad_reduce" not in on_the_mean or method == "bsp"
     assert [rank.torch for rank in ranks] == [torchs] * len(ranks)

@@ -61,7 +61,7 @@ def joined(params: Sequence[nn.Parameter]) -> optim.Optimizer:
     )
 
 
-WITH_MOMENTS: Mapping[str, Make] = {
+WITH_OPTIMIZER_STATE: Mapping[str, Make] = {
     "momentum": lambda params: optim.SGD(params, lr=0.0, momentum=0.9),
     "AdamW": lambda params: optim.AdamW(params, lr=0.0),
     "joined": joined,
@@ -119,7 +119,7 @@ def counted(
     return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"synced": met / STEPS}
 
 
-def foretold(
+def predicted(
     P: int,
     K: int,
     method: Method,
@@ -155,7 +155,7 @@ def on_the_mean(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def test_bytes_of_every_method_are_those_that_the_stats_count(run, label: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
-    expected = foretold(P, K, made(label), found.pop("synced"))
+    expected = predicted(P, K, made(label), found.pop("synced"))
     if made(label).averager.traits.elastic:
         found.pop("model_average", None)  # the bytes between groups are not counted
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
@@ -168,7 +168,7 @@ def test_bytes_of_every_method_are_those_that_the_stats_count(run, label: str, P
 def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
-    expected = foretold(P, K, made(label), found.pop("synced"), MODELS[kind])
+    expected = predicted(P, K, made(label), found.pop("synced"), MODELS[kind])
     if made(label).averager.traits.elastic:
         found.pop("model_average", None)
     assert found == pytest.approx(expected, rel=1e-12)
@@ -188,7 +188,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
 def test_bytes_of_sparse_gradient_reductions(run, grad_reduce: Callable[[], Sparse], P: int, K: int) -> None:
     found = on_the_mean(run(P * K, counted, P, lambda: bsp(grad_reduce())))
     del found["synced"]
-    expected = foretold(P, K, bsp(grad_reduce()), 0.0)
+    expected = predicted(P, K, bsp(grad_reduce()), 0.0)
     k = round(0.2 * ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES).M)
     assert found.keys() == expected.keys()
     for phase, nbytes in expected.items():
@@ -242,15 +242,15 @@ def test_bytes_per_index_of_gaps() -> None:
 @pytest.mark.parametrize(
     "new", [lambda: hierarchical(3, optimizer_state=hpcsgd.AverageState), lambda: des_loc(4, 3, 6)]
 )
-@pytest.mark.parametrize("optimizer", WITH_MOMENTS)
+@pytest.mark.parametrize("optimizer", WITH_OPTIMIZER_STATE)
 def test_bytes_of_averaged_optimizer_state(
     run, optimizer: str, new: Callable[[], Method], P: int, K: int
 ) -> None:
     """With chained optimizers each state tensor counts for the parameters that have it."""
-    make = WITH_MOMENTS[optimizer]
+    make = WITH_OPTIMIZER_STATE[optimizer]
     found = on_the_mean(run(P * K, counted, P, new, make))
     del found["synced"]
-    assert found == pytest.approx(foretold(P, K, new(), 0.0, make=make), rel=1e-12)
+    assert found == pytest.approx(predicted(P, K, new(), 0.0, make=make), rel=1e-12)
     assert found["state_average"] > 0
 
 
@@ -381,6 +381,6 @@ def test_buffers_that_groups_share_are_counted(run, P: int, K: int) -> None:
     found = run(P * K, counted)
     buffers = sum(x.nbytes for x in nn.BatchNorm1d(4).buffers())
     m = ModelLayout.of(list(nn.Linear(3, 4).named_parameters()), P, K, BUCKET_BYTES)
-    foretold = [x for x in of_step(StepPlan.of(bsp()), m, broadcast=buffers) if x.phase == "buffers"]
-    assert sum(found) / len(found) == pytest.approx(sum(sent(x.operation, x.nbytes, K) for x in foretold))
+    predicted = [x for x in of_step(StepPlan.of(bsp()), m, broadcast=buffers) if x.phase == "buffers"]
+    assert sum(found) / len(found) == pytest.approx(sum(sent(x.operation, x.nbytes, K) for x in predicted))
     assert not [x for x in of_step(StepPlan.of(bsp()), m) if x.phase == "buffers"]

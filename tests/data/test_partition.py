@@ -65,11 +65,11 @@ def test_seldp_all_groups_see_everything_and_never_the_same_part(shape: Shape, e
     """Chunk c holds the samples that group c sees first."""
     P, length = shape.P, shape.n // shape.P
     found = hands(shape, SelDP(), epoch)
-    chunks = [group[:length] for group in found]
-    everything = [row for chunk in chunks for row in chunk]
+    cuts = [group[:length] for group in found]
+    everything = [row for cut in cuts for row in cut]
     assert len(set(everything)) == len(everything) == P * length
     for g, group in enumerate(found):
-        assert group == [row for turn in range(P) for row in chunks[(g + turn) % P]]
+        assert group == [row for turn in range(P) for row in cuts[(g + turn) % P]]
     for rows in zip(*found, strict=True):
         assert len(set(rows)) == P
 

@@ -22,7 +22,7 @@ def samplers(total: int, ranks: int, **options: Any) -> list[Sampler]:
     return [Sampler(total, AsRank(rank, ranks), **options) for rank in range(ranks)]
 
 
-def dealt(ranks: list[Sampler]) -> list[int]:
+def assigned(ranks: list[Sampler]) -> list[int]:
     """Return the samples of all ranks, taken in turn."""
     return [index for turn in zip(*ranks, strict=True) for index in turn]
 
@@ -45,7 +45,7 @@ def test_ranks_share_one_permutation(size: tuple[int, int], seed: int, epoch: in
     several = samplers(total, ranks, seed=seed)
     for sampler in [alone, *several]:
         sampler.set_epoch(epoch)
-    together = dealt(several)
+    together = assigned(several)
     assert sorted(alone) == list(range(total))
     assert together == list(alone)[: total // ranks * ranks]
     assert {len(sampler) for sampler in several} == {total // ranks}
@@ -98,7 +98,7 @@ def test_a_resumed_epoch_sees_each_sample_once(
     others = samplers(total, data.draw(st.integers(1, min(9, total))))
     for sampler in others:
         sampler.load_state_dict(state)
-    rest = dealt(others)
+    rest = assigned(others)
     assert len(rest) == (total - done * ranks) // len(others) * len(others)
     assert len(set(seen + rest)) == len(seen) + len(rest)
     (alone,) = samplers(total, 1, seed=seed)
@@ -147,7 +147,7 @@ def test_epochs_and_seeds_differ_and_so_do_the_samples_left_out() -> None:
         ranks = samplers(50, 7)
         for rank in ranks:
             rank.set_epoch(epoch)
-        (missing,) = set(range(50)) - set(dealt(ranks))
+        (missing,) = set(range(50)) - set(assigned(ranks))
         left_out.add(missing)
     assert len(left_out) > 10
 

@@ -128,7 +128,7 @@ def coordinator(terms: Path, told: list[int]) -> Iterator[None]:
         told.append(now.rounds)
 
 
-def told_in(terms: Path, many: int, draw: Callable[[int], int]) -> list[int]:
+def reported_in(terms: Path, many: int, draw: Callable[[int], int]) -> list[int]:
     """Return the rounds that `many` coordinators announced; `draw` chooses which of them runs next."""
     terms.mkdir()
     told: list[int] = []
@@ -147,12 +147,12 @@ def test_in_every_order_of_two_no_round_is_reported_twice(tmp_path: Path) -> Non
     orders = list(product((0, 1), repeat=11))
     for order in orders:
         turns = iter(order)
-        told = told_in(tmp_path / "terms", 2, lambda there, turns=turns: min(next(turns, 0), there - 1))
+        told = reported_in(tmp_path / "terms", 2, lambda there, turns=turns: min(next(turns, 0), there - 1))
         assert told == sorted(set(told)), order
 
 
 @pytest.mark.slow
 def test_in_many_orders_of_three_no_round_is_reported_twice(tmp_path: Path) -> None:
     for seed in range(300):
-        told = told_in(tmp_path / "terms", 3, random.Random(seed).randrange)
+        told = reported_in(tmp_path / "terms", 3, random.Random(seed).randrange)
         assert told == sorted(set(told)), seed

@@ -72,10 +72,10 @@ def test_the_host_waits_for_the_staging_alone(run, P: int, K: int) -> None:
     are the averaged values of every bucket, and the model distance.
     """
     within = ["event"] * BUCKETS if K > 1 else []
-    meeting = [*["event"] * BUCKETS, "copy"] if P > 1 else []
+    synchronization = [*["event"] * BUCKETS, "copy"] if P > 1 else []
     for rank in run(P * K, explicitly(waits), P):
         for t, found in enumerate(rank):  # the copy may come before or among the gathers
-            assert sorted(found) == sorted([*within, *meeting * (t % 2), *within])
+            assert sorted(found) == sorted([*within, *synchronization * (t % 2), *within])
 
 
 LAYERS = 8

@@ -33,7 +33,7 @@ from trainings import Training
 
 pytestmark = pytest.mark.processes
 
-BY_CHUNKS = {"sparseloco", "sparseloco over positions", "sparseloco by an outer schedule"}
+BY_SHARDS = {"sparseloco", "sparseloco over positions", "sparseloco by an outer schedule"}
 """These methods select elements by shards, and the shards of FSDP are different."""
 REFUSED = {
     "bsp in few bits",
@@ -44,7 +44,7 @@ REFUSED = {
     "ensemble_sync with a guard",
     "ensemble_sync, radial-directional",
 }
-EQUAL = [label for label in REFERENCES if label not in BY_CHUNKS | REFUSED]
+EQUAL = [label for label in REFERENCES if label not in BY_SHARDS | REFUSED]
 OFTEN = {"bsp", "hierarchical", "selsync", "sgp"}
 """These methods run on all shapes; `make test-all` runs the others on 2 × 2."""
 SHAPES = [(1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]

@@ -125,7 +125,7 @@ late = functools.partial(trained, prefetch=True)
 def in_the_plain_order() -> Iterator[None]:
     """Run all gradients, the whole update, the synchronization and all gathers in sequence, on one thread."""
 
-    def met(s: Any, how: Any, param_gather: ParamGather, updated: Any, **given: Any) -> None:
+    def synchronized(s: Any, how: Any, param_gather: ParamGather, updated: Any, **given: Any) -> None:
         updated = list(updated)
         nothing_early = mock.patch.object(param_gather, "shards_are_final", return_value=None)
         with nothing_early:
@@ -138,8 +138,8 @@ def in_the_plain_order() -> Iterator[None]:
 
     with (
         mock.patch.object(StepPlan, "of", plain),
-        mock.patch.object(optimizer, "synchronize_models", met),
-        mock.patch.object(Communicator, "with_own_thread", lambda transport: transport),
+        mock.patch.object(optimizer, "synchronize_models", synchronized),
+        mock.patch.object(Communicator, "with_own_thread", lambda this: this),
     ):
         yield
 

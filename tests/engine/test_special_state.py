@@ -132,7 +132,7 @@ def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int
 def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim.Optimizer]) -> None:
     """A reset gives a new optimizer, except for options that a user or a scheduler has set."""
 
-    def late_meeting(world: Communicator) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def late_synchronization(world: Communicator) -> tuple[Tensor, Tensor, dict[str, Any]]:
         topology = form(world, P)
         net, optimizer = wrapped(topology, make, method=hierarchical(HALF, optimizer_state=ResetState))
         optimizer.param_groups[0] |= {"lr": 0.02, "initial_lr": 0.3, "whose": 7}
@@ -146,7 +146,7 @@ def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim
             train(trained, each, range(HALF, HALF + 2), range(1))
         return vector(net), vector(anew), optimizer.param_groups[0]
 
-    for found, expected, group in run(P * K, late_meeting):
+    for found, expected, group in run(P * K, late_synchronization):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         assert (group["lr"], group["initial_lr"], group["whose"]) == (0.02, 0.3, 7)
 

@@ -99,7 +99,9 @@ def reads_within(s: int) -> Invariant:
     return invariant
 
 
-def meeting(world: Communicator, new: NewMethod, P: int, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def synchronization(
+    world: Communicator, new: NewMethod, P: int, steps: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Make steps with zero gradients from different starting points.
 
     Returns:
@@ -130,7 +132,7 @@ def the_mean_is_kept(run: Callable[..., list[Any]], new: NewMethod, P: int, K: i
 
     Some groups may keep their model, because they finish before another group sends them a request.
     """
-    ranks = run(P * K, meeting, new, P, 12)
+    ranks = run(P * K, synchronization, new, P, 12)
     for _, _, before, after in ranks:
         torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
     if P > 1:

@@ -48,17 +48,17 @@ from packing import Wires, by_blocks, half, packed
 from radial import merging
 from references import (
     MakeOptimizer,
-    Meet,
+    Synchronize,
     alone,
     big_batch,
     following,
     gossiped,
     local_sgd,
-    meet_every,
     model,
     pushed,
+    synchronize_every,
 )
-from sparse_deltas import over_positions, per_run, sparse_meetings
+from sparse_deltas import over_positions, per_run, sparse_synchronizations
 from sparsifying import Exdyna, deft, sparsified
 
 EVERY = 3
@@ -122,9 +122,9 @@ def uncovered(
     return sorted(set(methods) - covered)
 
 
-def local(meet: Callable[[int], Meet]) -> Callable[[int, int, MakeOptimizer], History]:
-    """Return the reference of groups that train alone and synchronize by `meet(P)`."""
-    return lambda P, K, make: alone(P, K, make, STEPS, meet(P))
+def local(synchronize: Callable[[int], Synchronize]) -> Callable[[int, int, MakeOptimizer], History]:
+    """Return the reference of groups that train alone and synchronize by `synchronize(P)`."""
+    return lambda P, K, make: alone(P, K, make, STEPS, synchronize(P))
 
 
 def synchronous(P: int, K: int, make: MakeOptimizer) -> History:
@@ -315,12 +315,12 @@ REFERENCES: Mapping[str, Case] = {
     "hierarchical with DEFT": Case(
         "hierarchical",
         lambda: {"sync_every": EVERY, "grad_reduce": Sparse(Deft(DENSITY))},
-        lambda P, K, make: sparsified(P, K, deft(DENSITY), make, STEPS, meet_every(EVERY)),
+        lambda P, K, make: sparsified(P, K, deft(DENSITY), make, STEPS, synchronize_every(EVERY)),
     ),
     "hierarchical with ExDyna": Case(
         "hierarchical",
         lambda: {"sync_every": EVERY, "grad_reduce": Sparse(ExDyna(DENSITY))},
-        lambda P, K, make: sparsified(P, K, Exdyna(DENSITY), make, STEPS, meet_every(EVERY)),
+        lambda P, K, make: sparsified(P, K, Exdyna(DENSITY), make, STEPS, synchronize_every(EVERY)),
     ),
     "noloco": Case(
         "noloco",
@@ -375,7 +375,7 @@ REFERENCES: Mapping[str, Case] = {
         "sparseloco",
         lambda: {"sync_every": EVERY, "density": DENSITY, "beta": 0.8, "lr": 0.75, "selection": PerBlock(16)},
         lambda P, K, make: alone(
-            P, K, make, STEPS, sparse_meetings(EVERY, K, per_run(16, DENSITY, K), 2, 0.8, 0.75)
+            P, K, make, STEPS, sparse_synchronizations(EVERY, K, per_run(16, DENSITY, K), 2, 0.8, 0.75)
         ),
         still={"sync_every": 1, "density": 1.0, "bits": 32, "lr": 0.1, "beta": 0.0},
     ),
@@ -383,7 +383,7 @@ REFERENCES: Mapping[str, Case] = {
         "sparseloco",
         lambda: {"sync_every": EVERY, "density": DENSITY, "bits": 4, "selection": AcrossShards(6)},
         lambda P, K, make: alone(
-            P, K, make, STEPS, sparse_meetings(EVERY, K, over_positions(6, DENSITY, K), 4)
+            P, K, make, STEPS, sparse_synchronizations(EVERY, K, over_positions(6, DENSITY, K), 4)
         ),
     ),
     "sparseloco by an outer schedule": Case(
@@ -395,7 +395,11 @@ REFERENCES: Mapping[str, Case] = {
             "outer_schedule": outer_schedules.piecewise(8, lr=[[0.25, 0.2], [0.5, 1.0]]),
         },
         lambda P, K, make: alone(
-            P, K, make, STEPS, sparse_meetings(EVERY, K, per_run(4096, DENSITY, K), 8, lr={3: 0.6, 6: 1.0})
+            P,
+            K,
+            make,
+            STEPS,
+            sparse_synchronizations(EVERY, K, per_run(4096, DENSITY, K), 8, lr={3: 0.6, 6: 1.0}),
         ),
     ),
     "ssp without staleness": Case(

@@ -67,18 +67,18 @@ def of_distance(P: int, K: int) -> Fraction:
 @pytest.mark.parametrize("grad_reduce", [None, ReduceScatter()])
 def test_hierarchical(run, P: int, K: int, grad_reduce: ReduceScatter | None) -> None:
     method = hierarchical(EVERY, grad_reduce) if grad_reduce else hierarchical(EVERY)
-    meetings = STEPS // EVERY if P > 1 else 0
+    num_syncs = STEPS // EVERY if P > 1 else 0
     expected = without_zeros(
         grad_reduce=STEPS * T0(K),
         param_gather=STEPS * T0(K),
-        model_average=meetings * T1(P, K),
-        distance=meetings * of_distance(P, K),
+        model_average=num_syncs * T1(P, K),
+        distance=num_syncs * of_distance(P, K),
     )
     for counted in run(P * K, recorded, P, method):
         assert counted == expected
 
 
-MEETING_AS_MUCH: dict[str, Callable[[], Method]] = {
+SYNCHRONIZED_AS_MUCH: dict[str, Callable[[], Method]] = {
     "FedAvg": lambda: fedavg(0.5, per_epoch=3, steps_per_epoch=STEPS),
     "SASGD": lambda: sasgd(EVERY),
     "DiLoCo": lambda: diloco(EVERY),
@@ -87,11 +87,11 @@ MEETING_AS_MUCH: dict[str, Callable[[], Method]] = {
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-@pytest.mark.parametrize("method", MEETING_AS_MUCH)
+@pytest.mark.parametrize("method", SYNCHRONIZED_AS_MUCH)
 def test_others_that_synchronize_so_often(run, P: int, K: int, method: str) -> None:
     """Averages of models, sums of gradients and outer optimizers send the same number of elements."""
     expected = run(P * K, recorded, P, hierarchical(EVERY), 0.0)
-    counted = run(P * K, lambda world: recorded(world, P, MEETING_AS_MUCH[method](), 0.0))
+    counted = run(P * K, lambda world: recorded(world, P, SYNCHRONIZED_AS_MUCH[method](), 0.0))
     assert counted == expected
 
 
@@ -99,13 +99,13 @@ def test_others_that_synchronize_so_often(run, P: int, K: int, method: str) -> N
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_adacomm(run, P: int, K: int) -> None:
     """With a constant loss groups synchronize after steps 2, 3, …, and reduce two numbers each time."""
-    meetings = STEPS - 1 if P > 1 else 0
+    num_syncs = STEPS - 1 if P > 1 else 0
     expected = without_zeros(
         grad_reduce=STEPS * T0(K),
         param_gather=STEPS * T0(K),
-        model_average=meetings * T1(P, K),
-        distance=meetings * of_distance(P, K),
-        loss=meetings * 2 * Fraction(P * K - 1, P * K) * 16,
+        model_average=num_syncs * T1(P, K),
+        distance=num_syncs * of_distance(P, K),
+        loss=num_syncs * 2 * Fraction(P * K - 1, P * K) * 16,
     )
 
     def stagnating(world: Communicator) -> dict[str, float]:
@@ -118,11 +118,11 @@ def test_adacomm(run, P: int, K: int) -> None:
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_the_papers_baseline(run, P: int, K: int) -> None:
-    meetings = STEPS // EVERY if P > 1 else 0
+    num_syncs = STEPS // EVERY if P > 1 else 0
     expected = without_zeros(
         grad_reduce=STEPS * allreduce(K),
-        model_average=meetings * allreduce(P),
-        distance=meetings * 2 * Fraction(P - 1, P) * 8,
+        model_average=num_syncs * allreduce(P),
+        distance=num_syncs * 2 * Fraction(P - 1, P) * 8,
     )
     for counted in run(P * K, recorded, P, allreduce_local_sgd(EVERY)):
         assert counted == expected
@@ -140,10 +140,10 @@ def test_bsp(run, P: int, K: int) -> None:
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (4, 2)])
 def test_averaged_optimizer_state_is_counted_separately(run, P: int, K: int) -> None:
     """They have a phase of their own, and 16 bytes more check that all ranks average the same state."""
-    meetings = STEPS // EVERY
+    num_syncs = STEPS // EVERY
     for counted in run(P * K, recorded, P, hierarchical(EVERY, optimizer_state=AverageState)):
-        assert counted["model_average"] == float(meetings * T1(P, K))
-        assert counted["state_average"] == float(meetings * (T1(P, K) + allreduce(P, 4)))
+        assert counted["model_average"] == float(num_syncs * T1(P, K))
+        assert counted["state_average"] == float(num_syncs * (T1(P, K) + allreduce(P, 4)))
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 4)])

@@ -55,7 +55,7 @@ MADE: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
     "hierarchical": (lambda: hierarchical(EVERY), None),
     "diloco": (lambda: diloco(EVERY), NESTEROV),
 }
-OF_CHUNKS: dict[str, Callable[[], Method]] = {
+OF_SHARDS: dict[str, Callable[[], Method]] = {
     "adacomm": lambda: adacomm(2, adapt_every=2),
     "d_psgd": d_psgd,
     "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
@@ -98,13 +98,13 @@ class OnCopies:
 
 @pytest.mark.threads(unless={"method": "diloco", "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
-@pytest.mark.parametrize("method", OF_CHUNKS)
+@pytest.mark.parametrize("method", OF_SHARDS)
 def test_whose_averages_go_by_shards_may_be_given_copies(run, method: str, P: int, K: int) -> None:
     def with_copies() -> Method:
-        made = OF_CHUNKS[method]()
+        made = OF_SHARDS[method]()
         return Method(made.grad_reduce, made.schedule, OnCopies(made.averager))
 
-    plain = run(P * K, distributed_by, P, OF_CHUNKS[method])
+    plain = run(P * K, distributed_by, P, OF_SHARDS[method])
     copied = run(P * K, distributed_by, P, with_copies)
     for mine, theirs in zip(copied, plain, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -249,11 +249,11 @@ class Broken:
     traits = Traits(All(), vectors_only=True)
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.met = rank, 0
+        self.rank, self.syncs = rank, 0
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
-        self.met += 1
-        if self.met == 2 and s.topology.rank == self.rank:
+        self.syncs += 1
+        if self.syncs == 2 and s.topology.rank == self.rank:
             raise OSError("the link is down")
         return Mean().average(vectors, s)
 
@@ -294,7 +294,7 @@ def test_a_rank_that_dies_while_a_synchronization_is_under_way_ends_all() -> Non
     assert 0 in reached
 
 
-NOT_OF_CHUNKS: list[Callable[[], Method]] = [
+NOT_OF_SHARDS: list[Callable[[], Method]] = [
     lambda: hierarchical(2, optimizer_state=AverageState),
     lambda: hierarchical(2, optimizer_state=ResetState),
     lambda: allreduce_local_sgd(2),
@@ -309,7 +309,7 @@ NOT_OF_CHUNKS: list[Callable[[], Method]] = [
 ]
 
 
-@pytest.mark.parametrize("new", NOT_OF_CHUNKS)
+@pytest.mark.parametrize("new", NOT_OF_SHARDS)
 @pytest.mark.parametrize("wrap", [lambda m: delayed(m, 1), lambda m: streaming(m, 1, 1)])
 def test_what_averages_need_more_than_shards(new: Callable[[], Method], wrap: Any) -> None:
     with pytest.raises(UserError, match="this method needs more than a rank's shards"):

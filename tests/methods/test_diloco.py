@@ -76,8 +76,8 @@ def test_the_outer_state_is_of_the_own_shard(run, P: int, K: int) -> None:
     def held(world: Communicator) -> tuple[int, int]:
         method = diloco(1)
         distributed(world, P, method, SGD, 1)
-        chunks = method.state_dict()["averager"].sharded
-        theta, momentum = chunks["theta"], chunks["outer momentum_buffer"]
+        shards = method.state_dict()["averager"].sharded
+        theta, momentum = shards["theta"], shards["outer momentum_buffer"]
         return sum(x.numel() for x in theta), sum(x.numel() for x in momentum)
 
     M = vector(model()).numel()

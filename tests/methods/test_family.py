@@ -64,13 +64,13 @@ SGD = OPTIMIZERS["SGD"]
 def test_synchronizations_are_uniform_and_known_in_advance(x: int, S: int, LSSR: float) -> None:
     """0.979 and 0.959 are the values of SelSync's table I for E = 0.25 and 0.125."""
     when = PerEpoch(x, S)
-    meetings = [t for t in range(1, 5 * S + 1) if when(SimpleNamespace(t=t))]  # type: ignore[arg-type]
+    synchronizations = [t for t in range(1, 5 * S + 1) if when(SimpleNamespace(t=t))]  # type: ignore[arg-type]
     for epoch in range(5):
-        assert sum(epoch * S < t <= (epoch + 1) * S for t in meetings) == x
-        assert (epoch + 1) * S in meetings
-    gaps = {b - a for a, b in itertools.pairwise(meetings)}
+        assert sum(epoch * S < t <= (epoch + 1) * S for t in synchronizations) == x
+        assert (epoch + 1) * S in synchronizations
+    gaps = {b - a for a, b in itertools.pairwise(synchronizations)}
     assert gaps <= {S // x, -(-S // x)}
-    assert 1 - len(meetings) / (5 * S) == pytest.approx(LSSR, abs=1e-3)
+    assert 1 - len(synchronizations) / (5 * S) == pytest.approx(LSSR, abs=1e-3)
 
 
 @pytest.mark.parametrize(("C", "P", "count"), [(1.0, 8, 8), (0.5, 5, 3), (0.1, 4, 1), (0.55, 100, 55)])
@@ -96,8 +96,8 @@ def test_all_take_the_mean_of_those_drawn(run, P: int, K: int, C: float, optimiz
     make, seed = OPTIMIZERS[optimizer], 3
     method = lambda: fedavg(C, per_epoch=4, steps_per_epoch=STEPS, seed=seed)  # noqa: E731
     ranks = run(P * K, lambda world: distributed(world, P, method(), make, STEPS))
-    meet = fed_averaging(P, C, lambda t: t % (STEPS // 4) == 0, seed)
-    same(ranks, alone(P, K, make, STEPS, meet), K)
+    synchronize = fed_averaging(P, C, lambda t: t % (STEPS // 4) == 0, seed)
+    same(ranks, alone(P, K, make, STEPS, synchronize), K)
 
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
@@ -110,8 +110,8 @@ def test_all_leave_a_synchronization_alike(run, P: int, K: int) -> None:
 
     ranks = run(P * K, models, 0)
     for t, w in enumerate(ranks[0], 1):
-        met = t % (STEPS // 2) == 0 or P == 1
-        assert all(torch.equal(w, history[t - 1]) for history in ranks) == met
+        synced = t % (STEPS // 2) == 0 or P == 1
+        assert all(torch.equal(w, history[t - 1]) for history in ranks) == synced
     ends = [run(P * K, models, seed)[0][-1] for seed in range(4)]
     assert any(not torch.equal(ends[0], end) for end in ends) == (P > 1)
 

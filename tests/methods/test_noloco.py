@@ -42,13 +42,13 @@ def test_equals_its_equations(run, P: int, K: int, alpha: float, beta: float, ga
 
 @pytest.mark.parametrize("P", [2, 3, 4, 7, 8])
 def test_each_group_averages_with_one_other_or_is_left_alone_in_turn(P: int) -> None:
-    met = set()
+    averaged = set()
     for t in range(60):
         found = Pairs(seed=1, every=1).partners(t, P)
         assert all(found[partner] == g != partner for g, partner in found.items())
         assert set(range(P)) - found.keys() == ({t % P} if P % 2 else set())
-        met |= set(found.items())
-    assert met == set(itertools.permutations(range(P), 2))
+        averaged |= set(found.items())
+    assert averaged == set(itertools.permutations(range(P), 2))
 
 
 def test_partners_follow_from_seed_and_step() -> None:
@@ -78,9 +78,9 @@ def test_a_synchronization_sends_one_shard_to_one_other(run, P: int, K: int) -> 
 
     for rank, counts in enumerate(run(P * K, sent)):
         expected = [0.0] * (6 * EVERY)
-        for meeting in range(1, 7):
-            left_alone = P % 2 == 1 and meeting % P == rank // K
-            expected[meeting * EVERY - 1] = 0.0 if left_alone else 24 * 16 / K * 4 + 8
+        for number in range(1, 7):
+            left_alone = P % 2 == 1 and number % P == rank // K
+            expected[number * EVERY - 1] = 0.0 if left_alone else 24 * 16 / K * 4 + 8
         assert counts == expected
 
 
@@ -178,9 +178,9 @@ def test_phi_and_delta_are_of_the_own_shard_and_wide(run) -> None:
         for p in net.parameters():
             p.grad = p.detach().clone()
         optimizer.step()
-        chunks = optimizer.method.state_dict()["averager"].sharded
-        assert sum(x.numel() for x in chunks["phi"]) == sum(b.param_shard.numel() for b in optimizer.buckets)
-        return [f"{name} {x.dtype}" for name, vectors in chunks.items() for x in vectors]
+        shards = optimizer.method.state_dict()["averager"].sharded
+        assert sum(x.numel() for x in shards["phi"]) == sum(b.param_shard.numel() for b in optimizer.buckets)
+        return [f"{name} {x.dtype}" for name, vectors in shards.items() for x in vectors]
 
     assert run(3, kept) == [["phi torch.float32", "delta torch.float32"]] * 3
 

@@ -83,15 +83,15 @@ def test_equals_algorithm_1(run, P: int, K: int, by: str, optimizer: str) -> Non
     make, delta = OPTIMIZERS[optimizer], 0.3
     method = lambda: selsync(delta, BY[by], WINDOW, SMOOTHING)  # noqa: E731
     ranks = run(P * K, lambda world: noted(world, P, method(), make))
-    groups, met = selective(P, K, delta, by, make, STEPS, WINDOW, SMOOTHING)
-    assert 1 < sum(met) < STEPS
+    groups, synced = selective(P, K, delta, by, make, STEPS, WINDOW, SMOOTHING)
+    assert 1 < sum(synced) < STEPS
     for rank, history in enumerate(ranks):
-        assert [notes["synced"] for _, notes in history] == met
+        assert [notes["synced"] for _, notes in history] == synced
         for t, (w, notes) in enumerate(history):
             torch.testing.assert_close(w, groups[t][rank // K], rtol=0, atol=1e-12)
             assert notes["wants_sync"] == (notes["delta"] >= delta)
             assert notes["synced"] == any(theirs[t][1]["wants_sync"] for theirs in ranks)
-            assert ("distance" in notes) == (met[t] and by == "parameters")
+            assert ("distance" in notes) == (synced[t] and by == "parameters")
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_with_delta_infinity_no_group_synchronizes(run, P: int, K: int, by: str)
 
 @pytest.mark.ranks(2)
 def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
-    def met(world: Communicator) -> list[float]:
+    def synced(world: Communicator) -> list[float]:
         topology = form(world, groups=2)
         net = model()
         optimizer = hpcsgd.DistributedOptimizer(
@@ -148,7 +148,7 @@ def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
             optimizer.metrics["synced"] for _ in range(4) if one_step(net, optimizer, topology, 0) is not None
         ]
 
-    assert run(2, met) == [[1.0] * 4] * 2
+    assert run(2, synced) == [[1.0] * 4] * 2
 
 
 @pytest.mark.ranks(2)
@@ -253,9 +253,9 @@ def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: s
         for resumed, uninterrupted in zip(run(P * K, history, saved_at), whole, strict=True):
             assert [notes for _, notes in resumed] == [notes for _, notes in uninterrupted]
             assert all(torch.equal(a, b) for (a, _), (b, _) in zip(resumed, uninterrupted, strict=True))
-    met = [notes["synced"] for _, notes in whole[0]]
-    assert met[0]
-    assert {*met[WINDOW:]} == {0.0, 1.0}  # some votes are negative, so a lost average would change them
+    synced = [notes["synced"] for _, notes in whole[0]]
+    assert synced[0]
+    assert {*synced[WINDOW:]} == {0.0, 1.0}  # some votes are negative, so a lost average would change them
 
 
 @pytest.mark.parametrize(
@@ -307,8 +307,8 @@ def test_what_is_no_number_means_synchronize(broken: float) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(("delta", "met"), [(0.0, True), (1e300, True), (INFINITY, False)])
-def test_a_gradient_that_is_no_number_makes_groups_synchronize(run, delta: float, met: bool) -> None:
+@pytest.mark.parametrize(("delta", "synced"), [(0.0, True), (1e300, True), (INFINITY, False)])
+def test_a_gradient_that_is_no_number_makes_groups_synchronize(run, delta: float, synced: bool) -> None:
     def last(world: Communicator) -> float:
         net, topology = nn.Linear(2, 1), form(world, groups=2)
         inner = optim.SGD(net.parameters(), lr=0.1)
@@ -321,4 +321,4 @@ def test_a_gradient_that_is_no_number_makes_groups_synchronize(run, delta: float
             optimizer.step()
         return optimizer.metrics["synced"]
 
-    assert run(2, last) == [met, met]
+    assert run(2, last) == [synced, synced]

@@ -71,8 +71,8 @@ def test_padding_is_never_sent(run, way: str) -> None:
         (bucket,) = optimizer.buckets
         behind = [bucket.w[67:]]
         if topology.shard_index == 1:
-            chunks = method.state_dict()["averager.inner"].sharded
-            behind += [x[33:] for vectors in chunks.values() for x in vectors]
+            shards = method.state_dict()["averager.inner"].sharded
+            behind += [x[33:] for vectors in shards.values() for x in vectors]
         assert all(x.numel() == 1 and not x.any() for x in behind)
         again = Weights(67)
         resumed = wrapped(again, topology, WAYS[way]())

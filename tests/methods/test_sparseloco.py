@@ -23,7 +23,7 @@ from hpcsgd.methods.sparseloco import VALUES
 from hpcsgd.parts.averagers import AcrossShards, PerBlock
 from methods.test_battery import OPTIMIZERS
 from references import alone, batch, distributed, loss, model, same, vector
-from sparse_deltas import over_positions, per_run, sparse_meetings
+from sparse_deltas import over_positions, per_run, sparse_synchronizations
 
 STEPS, EVERY = 9, 2
 
@@ -102,7 +102,7 @@ def test_several_synchronizations_in_numpy(run, P: int, K: int, bits: int) -> No
     ):
         ours = lambda: sparseloco(EVERY, 0.25, bits, beta=0.5, lr=0.5, selection=select)  # noqa: B023, E731
         ranks = run(P * K, lambda w: distributed(w, P, ours(), make, STEPS))  # noqa: B023
-        same(ranks, alone(P, K, make, STEPS, sparse_meetings(EVERY, K, other, bits, 0.5, 0.5)), K)
+        same(ranks, alone(P, K, make, STEPS, sparse_synchronizations(EVERY, K, other, bits, 0.5, 0.5)), K)
 
 
 @pytest.mark.ranks(4)
@@ -142,8 +142,8 @@ def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:
         for _ in range(64):
             net.weight.grad = torch.full_like(net.weight, 2**-6)
             optimizer.step()
-        chunks = method.state_dict()["averager.inner"].sharded
-        return net.weight.detach().float(), chunks["theta"][0], [x[0].dtype for x in chunks.values()]
+        shards = method.state_dict()["averager.inner"].sharded
+        return net.weight.detach().float(), shards["theta"][0], [x[0].dtype for x in shards.values()]
 
     for w, theta, dtypes in run(4, ends):
         assert dtypes == [torch.float32] * 2

@@ -199,8 +199,8 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
 
         before = world.stats.totals()
         train(range(F * H))
-        chunks = [b.param_shard for b in optimizer.buckets]
-        owned = [x.numel() for cut in fragments(optimizer.buckets, F) for x in cut.of(chunks) if x.numel()]
+        own = [b.param_shard for b in optimizer.buckets]
+        owned = [x.numel() for cut in fragments(optimizer.buckets, F) for x in cut.of(own) if x.numel()]
         return world.stats.since(before)["model_average"].bytes, sum(map(formula, owned))
 
     def formula(n: int) -> int:

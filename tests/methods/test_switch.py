@@ -116,7 +116,7 @@ def trained(world: Communicator, method: Method, rates: list[float], again: Meth
     topology = form(world, groups=world.size)
     net = model()
     optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
-    met = []
+    synced = []
     for t, lr in enumerate(rates):
         if again is not None and t == len(rates) // 2:
             state, weights = optimizer.state_dict(), {k: v.clone() for k, v in net.state_dict().items()}
@@ -127,8 +127,8 @@ def trained(world: Communicator, method: Method, rates: list[float], again: Meth
         optimizer.param_groups[0]["lr"] = lr
         before = world.stats.totals()
         one_step(net, optimizer, topology, t)
-        met.append("model_average" in world.stats.since(before))
-    return met
+        synced.append("model_average" in world.stats.since(before))
+    return synced
 
 
 DECAYING = [0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
@@ -140,12 +140,12 @@ DECAYING = [0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
 def test_when_the_groups_begin_to_synchronize(run, at: int | str, expected: list[int], again: bool) -> None:
     """BSP never synchronizes, SGP in every step; the step of the switch ends with the mean."""
 
-    def met(world: Communicator) -> list[int]:
+    def synced(world: Communicator) -> list[int]:
         both, resumed = (switch(bsp(), sgp(), at) for _ in range(2))  # type: ignore[arg-type]
         steps = trained(world, both, DECAYING, resumed if again else None)
         return [t for t, did in enumerate(steps) if did]
 
-    assert run(2, met) == [expected, expected]
+    assert run(2, synced) == [expected, expected]
 
 
 @pytest.mark.ranks(2)

@@ -26,7 +26,7 @@ def test_sets_of_times(some: list[Interval], others: list[Interval]) -> None:
     assert length(without(a, b)) == len(seconds(some) - seconds(others))
 
 
-OWNER, LANE, SECOND = 1, 2, 3
+OWNER, COMM_THREAD, SECOND = 1, 2, 3
 
 
 def event(kind: str, phase: str, thread: int, start: float, end: float, name: str = "allreduce") -> Event:
@@ -36,14 +36,14 @@ def event(kind: str, phase: str, thread: int, start: float, end: float, name: st
 @pytest.mark.parametrize(
     ("events", "exposed", "hidden"),
     [
-        ([event(MESSAGE, "g", LANE, 1, 4), event(WAIT, "g", OWNER, 3, 5)], {"g": 2}, {"g": 2}),
+        ([event(MESSAGE, "g", COMM_THREAD, 1, 4), event(WAIT, "g", OWNER, 3, 5)], {"g": 2}, {"g": 2}),
         # Two busy communication threads hide a second once; a wait in any phase is no hidden time.
-        ([event(MESSAGE, "g", LANE, 1, 4), event(MESSAGE, "g", SECOND, 2, 5)], {}, {"g": 4}),
-        ([event(MESSAGE, "g", LANE, 1, 4), event(WAIT, "a", OWNER, 2, 3)], {"a": 1}, {"g": 2}),
+        ([event(MESSAGE, "g", COMM_THREAD, 1, 4), event(MESSAGE, "g", SECOND, 2, 5)], {}, {"g": 4}),
+        ([event(MESSAGE, "g", COMM_THREAD, 1, 4), event(WAIT, "a", OWNER, 2, 3)], {"a": 1}, {"g": 2}),
         # Messages that begin before or end after the window count only inside it.
-        ([event(MESSAGE, "g", LANE, -3, 2), event(WAIT, "g", OWNER, 9, 12)], {"g": 1}, {"g": 2}),
+        ([event(MESSAGE, "g", COMM_THREAD, -3, 2), event(WAIT, "g", OWNER, 9, 12)], {"g": 1}, {"g": 2}),
         # Not counted: waits of other threads, `recv`, and messages that the owner's own thread sends.
-        ([event(WAIT, "g", LANE, 1, 4), event(MESSAGE, "g", LANE, 1, 4, "recv")], {}, {}),
+        ([event(WAIT, "g", COMM_THREAD, 1, 4), event(MESSAGE, "g", COMM_THREAD, 1, 4, "recv")], {}, {}),
         ([event(MESSAGE, "g", OWNER, 1, 4)], {}, {}),
     ],
 )

@@ -13,7 +13,7 @@ from hpcsgd.report.timeline import plot_timeline
 from hpcsgd.report.trace import Clock, TraceSync, Window, append, lines, text_of
 
 MS = 1e-3
-OWNER, LANE = 7, 8
+OWNER, COMM_THREAD = 7, 8
 
 
 def step(t: int) -> list[Event]:
@@ -23,20 +23,29 @@ def step(t: int) -> list[Event]:
         Event(SPAN, f"step {t}", "", OWNER, at, at + 10 * MS),
         Event(SPAN, "forward", "", OWNER, at, at + 4 * MS),
         Event(SPAN, "backward", "", OWNER, at + 4 * MS, at + 7 * MS),
-        Event(MESSAGE, "alltoall", "grad_reduce", LANE, at + 6 * MS, at + 9 * MS, 100.0, 4),
+        Event(MESSAGE, "alltoall", "grad_reduce", COMM_THREAD, at + 6 * MS, at + 9 * MS, 100.0, 4),
         Event(WAIT, "alltoall", "grad_reduce", OWNER, at + 7 * MS, at + 9 * MS),
     ]
 
 
-def traced(file: Path, ranks: int, steps: int, met: int | None = None) -> Path:
+def traced(file: Path, ranks: int, steps: int, synced: int | None = None) -> Path:
     events = [event for t in range(steps) for event in step(t)]
-    if met is not None:
+    if synced is not None:
         events.append(
-            Event(MESSAGE, "allreduce", "model_average", LANE, 0.01 * met + 9 * MS, 0.01 * met + 10 * MS)
+            Event(
+                MESSAGE,
+                "allreduce",
+                "model_average",
+                COMM_THREAD,
+                0.01 * synced + 9 * MS,
+                0.01 * synced + 10 * MS,
+            )
         )
-    meetings = [] if met is None else [TraceSync(met, 0.5, 10 * met * MS + 10 * MS)]
-    window = Window(0.0, 10 * steps * MS, steps, events, meetings)
-    pieces = (text_of(lines(window, r, "here", {OWNER: 0}, {LANE: "lane"}, Clock())) for r in range(ranks))
+    syncs = [] if synced is None else [TraceSync(synced, 0.5, 10 * synced * MS + 10 * MS)]
+    window = Window(0.0, 10 * steps * MS, steps, events, syncs)
+    pieces = (
+        text_of(lines(window, r, "here", {OWNER: 0}, {COMM_THREAD: "lane"}, Clock())) for r in range(ranks)
+    )
     append(file, 0.0, list(pieces))
     return file
 
@@ -69,7 +78,7 @@ def test_the_last_steps_of_some_ranks(tmp_path: Path, figures: list[Figure]) -> 
 def test_it_ends_with_the_last_step_in_which_groups_synchronized(
     tmp_path: Path, figures: list[Figure]
 ) -> None:
-    plot_timeline(traced(tmp_path / "trace.json.gz", ranks=1, steps=6, met=3), tmp_path / "timeline.png")
+    plot_timeline(traced(tmp_path / "trace.json.gz", ranks=1, steps=6, synced=3), tmp_path / "timeline.png")
     assert [text.get_text() for text in figures[0].axes[0].texts] == [" step 1", " step 2", " step 3"]
 
 

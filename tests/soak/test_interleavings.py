@@ -103,7 +103,7 @@ def weight_after(world: Communicator, P: int, entry: Case | Exempt, steps: int) 
         one_step(net, optimizer, topology, t)
     assert isinstance(optimizer.method.averager, PushSum)
     own = optimizer.method.averager.state_dict().per_rank
-    under_way = [MessageBuffer.restored(parcel).weight for sent in own["under_way"] for parcel in sent]
+    under_way = [MessageBuffer.restored(buffer).weight for sent in own["under_way"] for buffer in sent]
     return own["weight"] + sum(under_way)
 
 

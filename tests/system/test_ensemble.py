@@ -85,7 +85,7 @@ class Groups:
 
     def trains(self, restart: int = 0) -> None:
         """Wait until all groups have averaged twice since restart number `restart` of the job."""
-        self.cluster.wait(lambda: self._met(restart) > 1, self.log)
+        self.cluster.wait(lambda: self._synchronizations(restart) > 1, self.log)
 
     def has_saved(self) -> None:
         self.cluster.wait(lambda: any((self.run / "checkpoints").glob("step-*")), self.log)
@@ -141,7 +141,7 @@ class Groups:
                     found[rank] = int(entry.name), told["SLURMD_NODENAME"]
         return found
 
-    def _met(self, restart: int) -> int:
+    def _synchronizations(self, restart: int) -> int:
         """Return the number of rounds of all groups since that start of the job, or -1 before it."""
         rounds = -1
         for event in self.events("started", "commit"):

@@ -266,7 +266,7 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     with desk.coordinator(1) as at:
         again = World(at, job_file, tmp_path / "checkpoints", schedule)
         (rest,) = again.live(0, 1, ranks=1)
-    assert met_after(rest) == list(range(3, 55, 3)), "the one that it begins with was recorded before"
+    assert synced_after(rest) == list(range(3, 55, 3)), "the one that it begins with was recorded before"
     assert sorted(one.seen[1] + other.seen[1] + rest.seen[1]) == list(range(TRAIN))
     assert sorted(rest.seen[2]) == list(range(TRAIN))
 
@@ -279,12 +279,12 @@ def test_synchronizations_at_the_ends_of_epochs_are_recorded(
         world = World(at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "8"])
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
     for life in (one, other):
-        assert met_after(life) == [8, 12, 16, 24, 32, 36]
+        assert synced_after(life) == [8, 12, 16, 24, 32, 36]
         numbers = summary(life.records)
         assert (numbers["model_averages"], numbers["lssr"]) == (6, 1 - 6 / 36)
 
 
-def met_after(life: Life) -> list[int]:
+def synced_after(life: Life) -> list[int]:
     """Return the steps after which the group synchronized."""
     return [record["step"] for record in of_kind(life.records, "sync")]
 

@@ -38,7 +38,7 @@ def test_synchronizations_of_the_same_number_are_compared() -> None:
 
     One of both series is longer.
     """
-    course = [1 / meeting for meeting in range(1, 21)]
+    course = [1 / number for number in range(1, 21)]
     double = [2 * D for D in course]
     for short, long in ((course[:8], double), (course, double[:8])):
         step = growth(2, [short, course], 4, [long, double])

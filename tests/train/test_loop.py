@@ -135,13 +135,13 @@ def test_synchronizations_report_a_changing_interval(job_file: Path, tmp_path: P
     adaptive.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', method))
     words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 2 --optimizer.lr 1e-6"
     records = train(adaptive, tmp_path, words, n=2)
-    meetings = kind(records, "sync")
+    syncs = kind(records, "sync")
     noted = {record["step"]: record["interval"] for record in kind(records, "method")}
     assert list(noted) == list(range(1, records[-1]["step"] + 1)), "it is noted in every step"
-    intervals = [noted[record["step"]] for record in meetings]
+    intervals = [noted[record["step"]] for record in syncs]
     assert intervals[0] == 4
     assert intervals[-1] < 4, "the loss did not fall"
-    steps = [0, *(record["step"] for record in meetings)]
+    steps = [0, *(record["step"] for record in syncs)]
     assert [after - before for before, after in itertools.pairwise(steps)] == intervals
 
 

@@ -14,8 +14,8 @@ def monitor() -> DistanceMonitor:
     return DistanceMonitor(P=4, D=1.0, lr=FULL)
 
 
-def heard(monitor: DistanceMonitor, D: float, lr: float = FULL, meetings: int = 4) -> list[str]:
-    told = [monitor.hear(D, lr) for _ in range(meetings)]
+def heard(monitor: DistanceMonitor, D: float, lr: float = FULL, num_syncs: int = 4) -> list[str]:
+    told = [monitor.hear(D, lr) for _ in range(num_syncs)]
     return [one for one in told if one is not None]
 
 
@@ -24,11 +24,11 @@ def test_as_probed_there_is_nothing_to_say(monitor: DistanceMonitor) -> None:
 
 
 def test_groups_whose_distance_grows_are_reported_once(monitor: DistanceMonitor) -> None:
-    (told,) = heard(monitor, 2.5, meetings=10)
+    (told,) = heard(monitor, 2.5, num_syncs=10)
     assert told.startswith(
         "the distance between groups is larger than probed (D = 2.5, the probe saw 1 with 4 groups)"
     )
-    (told,) = heard(monitor, 1.2, meetings=10)
+    (told,) = heard(monitor, 1.2, num_syncs=10)
     assert told.startswith("the distance between groups is as probed again")
 
 
@@ -37,7 +37,7 @@ def test_also_at_a_lower_rate(monitor: DistanceMonitor) -> None:
 
 
 def test_one_synchronization_is_not_enough(monitor: DistanceMonitor) -> None:
-    assert not heard(monitor, 1.0) + heard(monitor, 9.0, meetings=1) + heard(monitor, 1.0)
+    assert not heard(monitor, 1.0) + heard(monitor, 9.0, num_syncs=1) + heard(monitor, 1.0)
 
 
 def test_groups_that_stay_close(monitor: DistanceMonitor) -> None:
@@ -48,12 +48,12 @@ def test_groups_that_stay_close(monitor: DistanceMonitor) -> None:
 def test_close_groups_are_no_news_at_a_low_rate(monitor: DistanceMonitor) -> None:
     """During the warm-up, and after the rate has decayed, small distances are not reported."""
     assert not heard(monitor, 0.1, lr=0.1)
-    assert not heard(monitor, 1.0) + heard(monitor, 0.1, lr=0.04, meetings=10)
+    assert not heard(monitor, 1.0) + heard(monitor, 0.1, lr=0.04, num_syncs=10)
 
 
 def test_from_far_to_close_at_a_low_rate(monitor: DistanceMonitor) -> None:
     heard(monitor, 3.0)
-    (told,) = heard(monitor, 0.1, lr=0.04, meetings=10)
+    (told,) = heard(monitor, 0.1, lr=0.04, num_syncs=10)
     assert "is as probed again" in told
 
 

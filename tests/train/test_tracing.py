@@ -58,12 +58,12 @@ def test_what_each_rank_did_in_some_steps(job_file: Path, tmp_path: Path) -> Non
         sent = named(seen, "grad_reduce alltoall", rank)
         assert [each.arguments["bytes"] for each in sent] == [padded * 4 // K] * 4
         assert {each.arguments["ranks"] for each in sent} == {K}
-        met = named(seen, "sync", rank, 999)
-        assert [each.arguments["step"] for each in met] == [2, 4, 6]
+        syncs = named(seen, "sync", rank, 999)
+        assert [each.arguments["step"] for each in syncs] == [2, 4, 6]
         distances = {record["step"]: record["distance"] for record in kind(records, "sync")}
-        assert [each.arguments["distance"] for each in met] == [distances[t] for t in (2, 4, 6)]
+        assert [each.arguments["distance"] for each in syncs] == [distances[t] for t in (2, 4, 6)]
         averaged = named(seen, "model_average allreduce", rank)
-        assert [(each.start, each.end) for each in met] == [(each.start, each.end) for each in averaged]
+        assert [(each.start, each.end) for each in syncs] == [(each.start, each.end) for each in averaged]
         assert named(seen, "eval", rank, 0)
         assert named(seen, "checkpoint", rank, 0)
         assert seen.threads[rank, 0] == "training"

@@ -93,7 +93,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Untold:
+class Uncommented:
     """A section with a key that is not explained."""
 
     count: int  # how many
@@ -109,8 +109,8 @@ def test_what_is_said_of_a_key() -> None:
 
 
 def test_a_key_without_a_meaning_is_refused() -> None:
-    with pytest.raises(job_file.Unexplained, match=r"Untold\.way: say what it means"):
-        job_file.tables(Untold)
+    with pytest.raises(job_file.Unexplained, match=r"Uncommented\.way: say what it means"):
+        job_file.tables(Uncommented)
 
 
 def test_every_argument_that_is_a_part_has_its_names() -> None:

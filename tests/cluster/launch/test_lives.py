@@ -27,7 +27,7 @@ class Life:
 
     end: str
     """A command line for a shell."""
-    meets: bool = False
+    synchronizes: bool = False
     now: Mapping[str, Any] = field(default_factory=dict)
     """The changes of the membership by then."""
 
@@ -48,7 +48,7 @@ class Group:
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
         life = self.lives[len(self.started)]
         self.started.append(K)
-        if life.meets:
+        if life.synchronizes:
             self.now = replace(self.now, rounds=self.now.rounds + 1)
             with EventLog(self.folder / event_log.NAME) as events:
                 who = {"members": [0, replica_group], "counted": [0, replica_group]}
@@ -92,8 +92,8 @@ def supervised(replica_group: Group, restarts: int, *, moves_ranks: bool = False
 
 
 def test_it_is_waited_longer_where_lives_are_in_vain(tmp_path: Path, pauses: list[float]) -> None:
-    met, vain, stop = Life("kill -9 $$", meets=True), Life("exit 3"), Life(f"exit {STOPPED}")
-    replica_group = Group(tmp_path, [vain, vain, vain, met, vain, met, stop])
+    synced, vain, stop = Life("kill -9 $$", synchronizes=True), Life("exit 3"), Life(f"exit {STOPPED}")
+    replica_group = Group(tmp_path, [vain, vain, vain, synced, vain, synced, stop])
     assert supervised(replica_group, restarts=6) == STOPPED
     assert pauses == [1, 2, 4, 1, 1, 1]
     codes = [fields["code"] for event, fields in replica_group.noted if event == "ended"]

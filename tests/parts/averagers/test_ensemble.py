@@ -35,12 +35,12 @@ def test_buffers_that_appear_on_one_rank_alone(run, n: int) -> None:
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, ensemble_sync(1))
         net.seen = torch.full((2,), 1.0 + world.rank)  # replaces the registered tensor
         one_step(net, optimizer, topology, 0)
-        met = net.seen[0].item()
+        averaged = net.seen[0].item()
         if world.rank == 1:
             net.register_buffer("more", torch.zeros(3))
         with pytest.raises(UserError) as error:
             one_step(net, optimizer, topology, 1)
-        return met, str(error.value)
+        return averaged, str(error.value)
 
     told = (
         "models differ between ranks: 2 elements of float buffers in rank 0, 5 elements of float buffers in 1"

@@ -108,11 +108,11 @@ def test_what_was_said_and_what_is_kept_is_how_groups_moved(run, wire: str) -> N
 
     ranks = run(3, one)
     exact = ranks[0][0][1]
-    for meeting in range(1, 6):
-        exact = exact + torch.stack([rank[meeting][0] for rank in ranks]).mean(0)
-        kept = torch.stack([rank[meeting][2] for rank in ranks]).mean(0)
+    for number in range(1, 6):
+        exact = exact + torch.stack([rank[number][0] for rank in ranks]).mean(0)
+        kept = torch.stack([rank[number][2] for rank in ranks]).mean(0)
         assert kept.abs().max() > 0
-        torch.testing.assert_close(ranks[0][meeting][1] + kept, exact, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ranks[0][number][1] + kept, exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.ranks(2)

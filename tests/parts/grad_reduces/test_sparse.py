@@ -36,7 +36,16 @@ from hpcsgd.parts.sparsifiers import (
     Sparsifier,
     TopK,
 )
-from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
+from references import (
+    MakeOptimizer,
+    distributed,
+    model,
+    one_step,
+    same,
+    set_vector,
+    synchronize_every,
+    vector,
+)
 from sparsifying import (
     Exdyna,
     Micro,
@@ -86,7 +95,7 @@ def test_equals_algorithm_1(run, name: str, P: int, K: int, optimizer: str) -> N
         return hierarchical(EVERY, Sparse(sparsifier()))
 
     ranks = run(P * K, lambda world: distributed(world, P, method(), make, STEPS))
-    same(ranks, sparsified(P, K, select, make, STEPS, meet_every(EVERY)), K)
+    same(ranks, sparsified(P, K, select, make, STEPS, synchronize_every(EVERY)), K)
 
 
 @pytest.mark.ranks(2)

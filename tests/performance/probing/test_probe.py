@@ -28,7 +28,7 @@ class Scripted:
         self.trainees = [Scripted.trainee]
         self._D, self._loss, self._unrest = D, loss, unrest
         self._trained = 0
-        self.met = 0
+        self.syncs = 0
         self._settled = False
 
     class trainee:
@@ -56,7 +56,7 @@ class Scripted:
     def synchronize(self) -> float:
         assert self._settled
         self._unrest -= 1
-        self.met += 1
+        self.syncs += 1
         return 1.0 if math.isnan(self._D) else self._D * 2 ** max(self._unrest, 0)
 
     def loss(self) -> float:
@@ -103,13 +103,13 @@ def test_it_stops_when_the_answer_cannot_change(ranks: int) -> None:
 def test_every_P_goes_on_for_as_long_as_it_and_its_neighbours_need() -> None:
     shortest = a_plan().ramp + COMPARED
 
-    def meetings(**given: Any) -> list[int]:
+    def num_syncs(**given: Any) -> list[int]:
         return [len(row.distances[0]) for row in probed(PAPER, **given).rows]
 
-    assert meetings() == [shortest] * 3
-    assert meetings(unrest={2: 12}) == [11 + COMPARED] * 3
-    assert meetings(unrest={4: 12}) == [11 + COMPARED] * 3
-    assert meetings(unrest={8: 12}) == [shortest, 11 + COMPARED, 11 + COMPARED]
+    assert num_syncs() == [shortest] * 3
+    assert num_syncs(unrest={2: 12}) == [11 + COMPARED] * 3
+    assert num_syncs(unrest={4: 12}) == [11 + COMPARED] * 3
+    assert num_syncs(unrest={8: 12}) == [shortest, 11 + COMPARED, 11 + COMPARED]
 
 
 class Falling(Scripted):
@@ -117,7 +117,7 @@ class Falling(Scripted):
 
     def synchronize(self) -> float:
         D = super().synchronize()
-        return D / 10 if self.met > 10 else D * 1.3 ** (self.met * (self.P == 4))
+        return D / 10 if self.syncs > 10 else D * 1.3 ** (self.syncs * (self.P == 4))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -139,7 +139,7 @@ def test_where_the_smaller_diverges_as_it_goes_on() -> None:
 
     class Late(Scripted):
         def synchronize(self) -> float:
-            if too_many == self.P and self.met >= 10:
+            if too_many == self.P and self.syncs >= 10:
                 raise DivergedError(f"the loss with {self.P} groups is nan")
             return super().synchronize()
 

@@ -119,7 +119,7 @@ def delayed(job: Job, rule: Delayed) -> np.ndarray:
     arrived = [0] * job.T
     comm_thread = simpy.Resource(job.env)
 
-    def meeting(t: int) -> Process:
+    def synchronization(t: int) -> Process:
         with comm_thread.request() as turn:
             yield turn
             yield job.env.timeout(job.d.model_average)
@@ -134,7 +134,7 @@ def delayed(job: Job, rule: Delayed) -> np.ndarray:
             if synchronizes(t, rule.period) and job.P > 1:
                 arrived[t] += 1
                 if arrived[t] == job.P:
-                    job.env.process(meeting(t))
+                    job.env.process(synchronization(t))
             yield from job.gather(g, t)
 
     return job.run(group)

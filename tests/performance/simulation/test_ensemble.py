@@ -62,7 +62,7 @@ class Groups:
 
     def begin(self, replica_groups: range | list[int], t: int) -> None:
         """Start lives at step t for all these groups now."""
-        self.met = self.env.event()
+        self.synced = self.env.event()
         for g, end in zip(replica_groups, self.ends(replica_groups), strict=True):
             self.dies[g] = end
             self.alive.add(g)
@@ -87,9 +87,9 @@ class Groups:
             t += 1
             if t % self.rule.every == 0:
                 self.arrived.add(g)
-                met = self.met
+                synced = self.synced
                 self.look(t)
-                yield met
+                yield synced
             yield self.env.timeout(D.gather)
             self.F[t - 1, g] = self.env.now
 
@@ -112,19 +112,19 @@ class Groups:
     def look(self, t: int) -> None:
         """Synchronize if all living groups have arrived before step t."""
         if self.arrived == self.alive and t <= T:
-            self.env.process(self.meet(t))
+            self.env.process(self.synchronize(t))
 
-    def meet(self, t: int) -> Process:
+    def synchronize(self, t: int) -> Process:
         yield self.env.timeout(max(self.unheard - self.env.now, 0.0))
         self.unheard, begin = 0.0, self.env.now
         if len(self.alive) > 1:
             yield self.env.timeout(D.model_average)
-        met, self.met = self.met, self.env.event()
+        synced, self.synced = self.synced, self.env.event()
         self.arrived = set()
         if t % (self.rule.every * self.failures.syncs_per_epoch) == 0:
             dead = sorted(set(range(self.P)) - self.alive)
             self.back([g for g in dead if self.dies[g] + self.restart <= begin], t)
-        met.succeed()
+        synced.succeed()
 
     def back(self, replica_groups: list[int], t: int) -> None:
         for g, end in zip(replica_groups, self.ends(replica_groups), strict=True):

@@ -120,9 +120,9 @@ def test_the_same_as_one_event_at_a_time(rule: Rule, process: Any, message: str,
         assert all(seconds.min() > -1e-9 for seconds in course.stats.seconds.values())
 
 
-@pytest.mark.parametrize("meeting", [0.1, 0.3, 1.0])
-def test_synchronizations_under_way_follow_one_after_another(meeting: float) -> None:
-    rule, d = Delayed(Fraction(3, 2), 4), replace(durations(Message()), model_average=meeting)
+@pytest.mark.parametrize("average_s", [0.1, 0.3, 1.0])
+def test_synchronizations_under_way_follow_one_after_another(average_s: float) -> None:
+    rule, d = Delayed(Fraction(3, 2), 4), replace(durations(Message()), model_average=average_s)
     compute = Compute(Layout(3, 2), LogNormal(0.1, 0.5), seed=2)
     F, _ = simulated(rule, compute, d)
     np.testing.assert_allclose(F, processes.delayed(processes.Job(compute, d, T), rule), rtol=1e-9)
@@ -217,8 +217,8 @@ def test_after_a_change_all_go_on_together_as_the_second_one_alone(first: Rule, 
         np.testing.assert_allclose(course.ended, course.ended.max())
         assert course.ended.max() > F[-1].max()
     if at == 7 and then == Synchronous(4):  # after steps 8, 12 and 16, counted over the whole training
-        met = F.max(axis=1) == F.min(axis=1)
-        assert [t + 1 for t in range(at, T) if met[t]] == [8, 12, 16]
+        synced = F.max(axis=1) == F.min(axis=1)
+        assert [t + 1 for t in range(at, T) if synced[t]] == [8, 12, 16]
 
 
 def test_who_changes_takes_in_what_is_under_way() -> None:

@@ -13,7 +13,7 @@ from hpcsgd.report.page.ranks import ranks
 from hpcsgd.report.trace import NAME, Clock, TraceSync, Window, append, lines, text_of, totals_line
 from report.page.folders import Page, run
 
-OWNER, LANE = 7, 8
+OWNER, COMM_THREAD = 7, 8
 
 
 def window(rank: int, begin: float) -> Window:
@@ -23,11 +23,11 @@ def window(rank: int, begin: float) -> Window:
     """
     wait = 0.125 * (rank + 1)
     events = [
-        Event(MESSAGE, "allreduce", "model_average", LANE, begin - 1.0, begin + 0.0625),
+        Event(MESSAGE, "allreduce", "model_average", COMM_THREAD, begin - 1.0, begin + 0.0625),
         Event(SPAN, "forward", "", OWNER, begin, begin + 0.25),
         Event(SPAN, "update", "", OWNER, begin + 0.25, begin + 1.0),
         Event(WAIT, "alltoall", "grad_reduce", OWNER, begin + 0.25, begin + 0.25 + wait),
-        Event(MESSAGE, "alltoall", "grad_reduce", LANE, begin + 0.125, begin + 0.25 + wait, 100.0, 4),
+        Event(MESSAGE, "alltoall", "grad_reduce", COMM_THREAD, begin + 0.125, begin + 0.25 + wait, 100.0, 4),
         Event(SPAN, "step 3", "", OWNER, begin, begin + 1.0),
         Event(SPAN, "step 4", "", OWNER, begin + 1.0, begin + 2.0),
     ]
@@ -39,7 +39,7 @@ def trace(file: Path, size: int = 3) -> None:
         pieces, own = [], []
         for rank in range(size):
             seen, clock = window(rank, begin), Clock(10.0 * rank, 1e-6)
-            pieces.append(text_of(lines(seen, rank, "here", {OWNER: 0}, {LANE: "lane"}, clock)))
+            pieces.append(text_of(lines(seen, rank, "here", {OWNER: 0}, {COMM_THREAD: "lane"}, clock)))
             own.append(overlap(seen, OWNER))
         totals = {"steps": 2, "ranks": size, "clock_error": 1e-6, **together(own)}
         pieces.append(text_of([totals_line(begin + 2.0, Clock(), totals)]))
