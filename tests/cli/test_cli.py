@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import importlib
 import sys
 import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 import programs
 from hpcsgd.cli import app, main
+from hpcsgd.config.schema import Config, load
+from hpcsgd.config.variants import configs
 from hpcsgd.errors import UserError
 
 JOB = """\
@@ -41,8 +45,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """Return the list of calls that commands make to the library, which is replaced by a recorder."""
     heard: list[tuple[object, ...]] = []
 
-    def run(job: Path, overrides: tuple[str, ...], resume: bool, probe: Path | None) -> None:
-        heard.append((job, overrides, resume, probe))
+    def run(job: Path, read: Callable[[], Config], resume: bool, probe: Path | None) -> None:
+        heard.append((job, read(), resume, probe))
         if job.name == "bad.toml":
             raise UserError("bad.toml: is bad")
 
@@ -86,7 +90,26 @@ def test_train_hands_on_file_overrides_and_resume(
     calls: list[object], words: str, call: tuple[object, ...]
 ) -> None:
     app(["train", *words.split()])
-    assert calls == [call]
+    job, overrides, *rest = call
+    assert calls == [(job, load(job, overrides), *rest)]
+
+
+@pytest.mark.parametrize("command", ["train", "probe", "measure"])
+def test_the_job_file_is_read_once(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    read_files: list[Path] = []
+
+    def counted(path: Path, overrides: Sequence[str]) -> Config:
+        read_files.append(path)
+        return load(path, overrides)
+
+    def run(job: Path, read: Callable[[], Config], *_: object, **__: object) -> None:
+        assert read() == read() == load(job)
+
+    monkeypatch.setattr(importlib.import_module(f"hpcsgd.cli.{command}"), "load", counted)
+    for name in ("hpcsgd.train", "hpcsgd.performance.probing.job_file", "hpcsgd.performance.measuring"):
+        monkeypatch.setitem(sys.modules, name, module(name, run))
+    app([command, "job.toml"])
+    assert read_files == [Path("job.toml")]
 
 
 def test_train_leaves_user_errors_to_the_hook_of_the_job(calls: list[object]) -> None:
@@ -97,8 +120,9 @@ def test_train_leaves_user_errors_to_the_hook_of_the_job(calls: list[object]) ->
 def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[object, ...]] = []
 
-    def run(*given: object) -> None:
-        heard.append(given)
+    def run(job: Path, read: Callable[[], Mapping[str, Config]], *given: object) -> None:
+        assert read() is read()
+        heard.append((job, read(), *given))
 
     name = "hpcsgd.performance.comparing"
     monkeypatch.setitem(sys.modules, name, module(name, run))
@@ -119,9 +143,12 @@ def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
             "--parallel.groups=2",
         ]
     )
-    short = (Path("job.toml"), (), "bsp, hierarchical sync_every=8", None, False)
-    handed_on = ("--seed", "3", "--parallel.groups=2", "--training.steps", "7")
-    assert heard == [short, (Path("job.toml"), handed_on, "m.toml", 0.9, True)]
+    job = Path("job.toml")
+    overrides = ("--seed", "3", "--parallel.groups=2", "--training.steps", "7")
+    assert heard == [
+        (job, configs(job, (), "bsp, hierarchical sync_every=8"), None, False),
+        (job, configs(job, overrides, "m.toml"), 0.9, True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -263,17 +290,18 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measure_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[object, ...]] = []
 
-    def run(*given: object, **named: object) -> None:
-        heard.append((*given, *named.values()))
+    def run(job: Path | None, read: Callable[[], Config] | None, **named: object) -> None:
+        heard.append((job, None if read is None else read(), *named.values()))
 
     name = "hpcsgd.performance.measuring"
     monkeypatch.setitem(sys.modules, name, module(name, run))
     app(["measure"])
+    job = Path("job.toml")
     words = "--quick job.toml --out m.toml --data.group_batch_size 4 --max-bytes 8192 --seconds 2"
     app(["measure", *words.split()])
     assert heard == [
-        (None, (), Path("machine.toml"), False, None, None),
-        (Path("job.toml"), ("--data.group_batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
+        (None, None, Path("machine.toml"), False, None, None),
+        (job, load(job, ("--data.group_batch_size", "4")), Path("m.toml"), True, 8192, 2.0),
     ]
 
 
