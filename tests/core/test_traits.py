@@ -266,7 +266,7 @@ def test_the_probe_goes_by_what_a_method_can(
     config: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = plan_of(config(f"{__name__}:fortnightly"), Path("job.toml"), None, 1)
-    assert plan.every == 14
+    assert plan.sync_every == 14
     assert "the probe reduces whole gradients" in caplog.text
     for name, arguments in (
         ("hierarchical", {"sync_every": 2, "optimizer_state": "average"}),
