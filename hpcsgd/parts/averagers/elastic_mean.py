@@ -10,7 +10,7 @@ groups use the mean or none does, even if groups die meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -32,10 +32,11 @@ class ElasticMean:
     """
 
     quorum: Quorum | None = None
+    traits: Traits = field(init=False, repr=False)
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(Living(quorum=self.quorum), whole_model=True, elastic=True)
+    def __post_init__(self) -> None:  # made once, because every step reads them
+        traits = Traits(Living(quorum=self.quorum), whole_model=True, elastic=True)
+        object.__setattr__(self, "traits", traits)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
