@@ -87,11 +87,11 @@ def module(name: str, *functions: types.FunctionType) -> types.ModuleType:
     ],
 )
 def test_train_hands_on_file_overrides_and_resume(
-    calls: list[object], words: str, call: tuple[object, ...]
+    calls: list[object], words: str, call: tuple[Path, tuple[str, ...], bool, Path | None]
 ) -> None:
     app(["train", *words.split()])
-    job, overrides, *rest = call
-    assert calls == [(job, load(job, overrides), *rest)]
+    job, overrides, resume, probe = call
+    assert calls == [(job, load(job, overrides), resume, probe)]
 
 
 @pytest.mark.parametrize("command", ["train", "probe", "measure"])
