@@ -64,11 +64,11 @@ class TopologyEnvironment(ClusterEnvironment):
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Raise `UserError` unless the Trainer's devices and nodes are the ranks that were started."""
-        size = self._topology.world_size
-        if num_devices * num_nodes == size and self._most <= num_devices:
+        size, nodes = self._topology.world_size, len(self._nodes)
+        is_even = self._most * nodes == size
+        if is_even and (num_devices, num_nodes) == (self._most, nodes):
             return
-        nodes = len(self._nodes)
-        if self._most * nodes == size:
+        if is_even:
             remedy = f"give Trainer(devices={self._most}, num_nodes={nodes})"
             if size == 1:
                 remedy += f", or start {num_devices * num_nodes} ranks by mpiexec, srun or torchrun"
