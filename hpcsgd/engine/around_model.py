@@ -41,10 +41,16 @@ def collect_garbage() -> None:
 
 
 def require_plain(model: nn.Module) -> None:
-    """Raise `UserError` if `model`, or a part of it, is inside a wrapper of torch or contains one."""
+    """Raise `UserError` if `model`, or a part of it, is inside a wrapper of torch or contains one.
+
+    If the script has called `gc.freeze()`, older wrappers are found if they are `model` or inside it, but not
+    around it: Python lists no frozen objects, and `gc.unfreeze()` would undo what the script has asked for.
+    """
     modules, dist = set(model.modules()), distributed()
     if not dist.is_available() or not dist.is_initialized():
         return  # no wrapper can exist without process groups
+    if (inside := next((each for each in modules if isinstance(each, _kinds())), None)) is not None:
+        _refuse(inside)
     if _around(modules) is not None:
         collect_garbage()
         if (wrapper := _around(modules)) is not None:
@@ -90,7 +96,7 @@ def _with_subclasses(kinds: Iterable[type[nn.Module]]) -> Iterator[type[nn.Modul
 
 
 def _around(modules: set[nn.Module]) -> nn.Module | None:
-    """Return a wrapper in this process that has one of `modules` inside, or is one of them, or None."""
+    """Return a wrapper in this process that has one of `modules` inside, or None."""
     kinds = _kinds()
     # A list, because other threads search as well, and find the tuple that Python would make of an iterator:
     # while others have a reference to it, it cannot grow.

@@ -87,6 +87,25 @@ def test_before_the_wrapping(run, kind: str, given: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", AROUND)
+def test_frozen_objects_before_the_wrapping(run, kind: str) -> None:
+    """The garbage collector does not list frozen objects, but the model that is given has the wrapper."""
+
+    def body(world: Communicator) -> None:
+        topology, net = form(world, 2), make_model()
+        topology.mesh()
+        around = AROUND[kind](net)
+        gc.freeze()
+        try:
+            with pytest.raises(UserError, match=line(kind)):
+                wrap(around, topology)
+        finally:
+            gc.unfreeze()
+
+    run(4, body)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("steps", [0, 1])
 @pytest.mark.parametrize("kind", AROUND)
