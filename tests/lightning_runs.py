@@ -31,8 +31,12 @@ def by_torchrun(words: Sequence[str], n: int = 4) -> list[str]:
 
 
 def run_once(folder: Path, *cases: str, by: Callable[[Sequence[str]], list[str]] = by_mpiexec) -> Found:
-    """Run `cases` in one program and return the results of its ranks."""
+    """Run `cases` in one program and return the results of its ranks.
+
+    The strategy saves either the averaged model or each group's own, so no warning is about `state_dict()`.
+    """
     file = folder / "found"
-    programs.run(by([PROGRAM, str(file), *cases]), env=unlaunched(), cwd=folder)
+    done = programs.run(by([PROGRAM, str(file), *cases]), env=unlaunched(), cwd=folder)
+    assert "state_dict() of the model" not in done.stderr, done
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return {name: of_ranks for line in lines for name, of_ranks in line.items()}

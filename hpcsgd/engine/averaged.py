@@ -1,24 +1,37 @@
-"""`averaged_model()`: the mean of the groups' models, or a server's model, for a block of code."""
+"""`averaged_model()`: the mean of the groups' models, or a server's model, for a block of code.
+
+Outside of it, a warning says that `state_dict()` of the model is that of one group.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
-from typing import overload
+import functools
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Self, final, overload
+from weakref import WeakMethod, WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from hpcsgd.comm import phase
 from hpcsgd.core.buffers import averaged_buffers, make_writable, places
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.fsdp import reshard
 from hpcsgd.core.method import HoldsModel
 from hpcsgd.core.step import StepContext
+from hpcsgd.core.topology import Topology
+from hpcsgd.core.waits import All, InNeighbors, Pairs, RandomPartner, Slowest, Waits
 from hpcsgd.engine.alike import buffer_facts, require_alike
 from hpcsgd.engine.param_gather import gather_shards
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers import average_flattened, set_to_average
 from hpcsgd.parts.averagers.distance import distance
+
+log = logging.getLogger(__name__)
+_warned: WeakSet[nn.Module] = WeakSet()
+"""The models for which `GroupModel` has logged its warning."""
 
 
 class Buffers(Sequence[Tensor]):
@@ -47,11 +60,11 @@ class Block:
     """A record of whether the script is inside `averaged_model()`, where the model is not the group's."""
 
     def __init__(self) -> None:
-        self._open = False
+        self.is_open = False
 
     def require_left(self, call: str) -> None:
         """Raise `UserError` inside the block: `call` would use another model, or its result would be lost."""
-        if self._open:
+        if self.is_open:
             raise UserError(
                 f"{call} inside averaged_model(): the model is the mean of all groups there, and "
                 "this group's own again at the end of the block: leave it before"
@@ -62,11 +75,80 @@ class Block:
         """Run a block inside `mean`, which makes the model the mean there; yield the model distance D."""
         self.require_left("averaged_model()")
         with mean as D:
-            self._open = True
+            self.is_open = True
             try:
                 yield D
             finally:
-                self._open = False
+                self.is_open = False
+
+
+class GroupModel:
+    """A warning, once, for a script that takes `state_dict()` of `model` while the groups' models differ.
+
+    Scripts save the result as the trained model, but it is the model of one group. Moreover,
+    torch.distributed.checkpoint takes tensors of equal names on several ranks for copies of each other, and
+    writes some from one group and some from another. A step only records whether the models differ. Rank 0
+    logs the warning, and only outside of `block`.
+    """
+
+    def __init__(self, model: nn.Module, buckets: Sequence[Bucket], topology: Topology, block: Block) -> None:
+        self.differs = False
+        """True if it is known that the groups' models differ."""
+        self._model, self._topology, self._block = model, topology, block
+        self._slots = [slot for b in buckets for slot in b.slots]
+        trained = {slot.param for slot in self._slots}
+        self._modules = WeakSet(m for m in model.modules() if not trained.isdisjoint(m.parameters()))
+        if topology.num_groups > 1:
+            hook = _StateDictHook(self._look)
+            for module in self._modules:
+                module.register_state_dict_pre_hook(hook)
+
+    def updated(self, waits: Waits, *, synced: bool) -> None:
+        """Record an update after which the groups synchronized, as `waits` says, or did not."""
+        self.differs = not synced or _differ_after(waits, self._topology.num_groups)
+
+    def _look(self, module: nn.Module, keep_vars: bool) -> None:
+        """Log the warning for `state_dict()` of `module`; with `keep_vars` nobody saves it."""
+        if not self.differs or self._block.is_open or keep_vars or self._model in _warned:
+            return
+        if module not in self._modules or not all(slot.at_home() for slot in self._slots):
+            return  # a copy of the model, or other values in its place
+        _warned.add(self._model)
+        if self._topology.rank == 0:
+            log.warning(
+                "state_dict() of the model: the models of the %d groups differ now, and this is the one of "
+                "group 0: for the mean of all groups, call it inside optimizer.averaged_model(), which all "
+                "ranks have to enter",
+                self._topology.num_groups,
+            )
+
+
+@final
+class _StateDictHook:
+    """A hook that `nn.Module.state_dict` calls. It keeps nothing alive, and models can be copied and saved.
+
+    In a file it is a function that does nothing, so that programs without hpcsgd can load the model.
+    """
+
+    def __init__(self, call: Callable[[nn.Module, bool], None]) -> None:
+        self._call = WeakMethod(call)
+
+    def __call__(self, module: nn.Module, _: str, keep_vars: bool) -> None:
+        if (call := self._call()) is not None:
+            call(module, keep_vars)
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (slice,)
+
+
+def _differ_after(waits: Waits, P: int) -> bool:
+    """Return whether the models of `P` groups are known to differ after a synchronization."""
+    if isinstance(waits, All | InNeighbors | Pairs):
+        return waits.late > 0 or (P > 2 and not isinstance(waits, All))  # two groups that exchange may agree
+    return isinstance(waits, RandomPartner) or (isinstance(waits, Slowest) and waits.staleness != 0)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.as_wrapped import AsWrapped
-from hpcsgd.engine.averaged import Block, Buffers
+from hpcsgd.engine.averaged import Block, Buffers, GroupModel
 from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
@@ -154,6 +154,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         self.updating = LocalUpdate(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
         self.updating.accumulate(gradient_accumulation_steps)
         self._block = Block()
+        self._group_model = GroupModel(model, buckets, topology, self._block)
         fixed = TrainingContext(
             topology, buckets, self.local, Buffers(model), shards, self.reduces_grads, embeddings_of(model)
         )
@@ -252,6 +253,8 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
                 param_gather.shards_are_final([bucket])
             if not s.topology.has_one_group:
                 begin(averager, self._vectors, s)
+        if not traits.across:
+            self._group_model.updated(averager.traits.waits, synced=syncs_now)
         if (syncs_now or traits.across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
             s.metrics["grads_shared"] = 1.0
         param_gather.finish()

@@ -14,7 +14,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.optional import prepare
 from hpcsgd.core.step import StepContext
 from hpcsgd.engine.as_wrapped import AsWrapped
-from hpcsgd.engine.averaged import Block, averaged
+from hpcsgd.engine.averaged import Block, GroupModel, averaged
 from hpcsgd.engine.iterates import EVAL, TRAIN, call_each, in_train_mode, with_modes
 from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.param_gather import ParamGather, synchronize_models
@@ -32,6 +32,7 @@ class WithAverages:
     _as_wrapped: AsWrapped
     _block: Block
     _everyone: Agreement
+    _group_model: GroupModel
     _has_modes: bool
     _call: Callable[[str], Call]
     _during: Callable[[str], contextlib.AbstractContextManager[Call]]
@@ -55,6 +56,7 @@ class WithAverages:
             param_gather = ParamGather(s, shards=False)  # models are whole
             synchronize_models(s, self.method.averager, param_gather, s.buckets, has_modes=self._has_modes)
             param_gather.finish()
+            self._group_model.updated(self.method.averager.traits.waits, synced=True)
         self._take_metrics()
 
     def averaged_model(self) -> contextlib.AbstractContextManager[float]:

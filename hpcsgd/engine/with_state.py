@@ -14,6 +14,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.engine import own_state
+from hpcsgd.engine.averaged import GroupModel
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.errors import UserError
 
@@ -36,6 +37,7 @@ class WithState(optim.Optimizer):
     local: ShardedOptimizer
     method: Method
     _grad_reduce: GradReduce
+    _group_model: GroupModel
     _step: StepContext
     _complete: CompleteState | None = None
     """The result of `consolidate_state_dict`, until the state changes."""
@@ -119,6 +121,7 @@ class WithState(optim.Optimizer):
     ) -> None:
         """Continue after `t` updates, with these options of parameter `groups` and state of the `method`."""
         self._complete = None
+        self._group_model.differs = False  # not known: the loaded models may be of a synchronization
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: _like(group.get(k), v) for k, v in saved.items()})
