@@ -2,7 +2,9 @@
 
 It takes tensors of equal names on several ranks for copies of each other, and saves each from one rank only.
 But each group has an optimizer state of its own. `get_state_dict` also leaves the method's state out, and
-makes a step with zeros if the optimizer has no state. Models can be saved by it inside `averaged_model()`.
+makes a step with zeros if the optimizer has no state. Names of their own for each group's values would not
+help: `get_state_dict` finds a module's attribute for each name of the model's state, and each group has a
+model of its own, too. Models can be saved by it inside `averaged_model()`.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ def refuse_torch_checkpoint(call: str) -> None:
         if str(frame.f_globals.get("__name__")).startswith("torch.distributed.checkpoint"):
             raise UserError(
                 f"torch.distributed.checkpoint calls {call} of a DistributedOptimizer, whose state differs "
-                "between groups and includes that of the method: call hpcsgd.save(folder, optimizer) and "
-                "hpcsgd.load in place of get_state_dict and set_state_dict"
+                "between groups and includes that of the method: call hpcsgd.save(folder, optimizer) in "
+                "place of get_state_dict and save, and hpcsgd.load(folder, optimizer) in place of load and "
+                "set_state_dict"
             )
         frame = frame.f_back
 
@@ -43,7 +46,7 @@ class OwnedByOneRank:
         raise UserError(
             "torch.distributed.checkpoint saves each value from one rank, but the state_dict() of a "
             f"DistributedOptimizer differs between ranks (found by its entry {fqn}): call "
-            "hpcsgd.save(folder, optimizer) and hpcsgd.load in place of it"
+            "hpcsgd.save(folder, optimizer) and hpcsgd.load(folder, optimizer) in place of it"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
