@@ -101,7 +101,7 @@ class GroupModel:
         if topology.num_groups > 1:
             hook = _StateDictHook(self._look)
             for module in self._modules:
-                module.register_state_dict_pre_hook(hook)
+                module.register_state_dict_pre_hook(hook)  # pyright: ignore[reportUnknownMemberType]
 
     def updated(self, waits: Waits, *, synced: bool) -> None:
         """Record an update after which the groups synchronized, as `waits` says, or did not."""
