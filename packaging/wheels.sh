@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # `make wheels`: make a source distribution and a manylinux wheel in dist/, check them with the usual packaging tools,
-# and try them in new virtual environments. The first argument is the Python whose environment gets
-# all dependencies of hpcsgd. The environments of other installed Pythons from 3.11 on get all dependencies except
-# torch, which would take gigabytes in each.
+# and try them in new virtual environments. The first argument is the Python whose environment gets MPI, too.
+# Each installed Python from 3.11 on gets two environments in turn: one with all dependencies except torch, and one
+# in which a pip that finds no compiler installs everything except MPI. That one is removed after its trial, because
+# torch may take gigabytes in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ tools=$work/tools/bin
 trials=$work/trials # a folder without hpcsgd/, so that the scripts import the installed one
 
 mkdir -p "$work" dist
-rm -rf "$work"/{glibc,plain,trials} dist/*
+rm -rf "$work"/{glibc,plain,trials,bare} dist/*
 "$python" -m venv "$work/tools"
 "$tools/python" -m pip install -q --upgrade pip
 "$tools/python" -m pip install -q -r packaging/requirements.txt
@@ -48,6 +49,19 @@ environment() {
   "$2/bin/python" -m pip install -q --upgrade pip
 }
 
+# What a user types who has neither a compiler nor MPI. No other programs are in PATH.
+by_torchrun() {
+  environment "$1" "$work/bare"
+  (
+    export PATH=$work/bare/bin CC=false CXX=false
+    pip install -q -c "$constraints" "$wheel"
+    pip check
+    python -P with_torch.py
+    torchrun --nproc-per-node 2 by_torchrun.py
+  )
+  rm -rf "$work/bare"
+}
+
 cp -r packaging/trials "$trials"
 wheel=$(echo "$PWD"/dist/*.whl)
 constraints=$PWD/constraints.txt
@@ -71,6 +85,8 @@ for each in $(pythons); do
   "$here/hpcsgd" --version
   "$here/hpcsgd" train --help >"$work/help"
   echo "tried on Python $(version "$each"): kernels and command line, without torch"
+  by_torchrun "$each"
+  echo "tried on Python $(version "$each"): training by torchrun, without a compiler and MPI"
 done
 for minor in 11 12 13 14; do
   [ -d "$work/py3.$minor" ] || echo "not tried: Python 3.$minor, which is not here"

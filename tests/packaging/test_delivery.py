@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import venv
@@ -44,6 +45,10 @@ def test_make_wheels(clone):
     assert "selects as the reference" in output
     assert "trains: loss" in output
     assert "kernels as numpy" in output
+    pythons = re.findall(r"^tried on Python (\S+): training by torchrun", output, re.MULTILINE)
+    assert pythons
+    assert output.count("2 ranks by gloo: torchrun started them") == len(pythons)
+    assert output.count("one averaged model on 2 ranks") == len(pythons)
 
 
 def test_the_source_distribution_needs_no_compiler(clone, tmp_path):
