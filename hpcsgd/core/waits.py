@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from hpcsgd.core.graphs import Graph
-from hpcsgd.errors import count_text
+from hpcsgd.errors import UserError, count_text
 
 Period = int | Fraction
 """The n-th synchronization comes after step ⌈n·period⌉."""
@@ -146,6 +146,20 @@ class Unknown:
 
 
 Waits = All | Living | InNeighbors | Pairs | Slowest | RandomPartner | Then | Unknown
+
+
+def least_groups(waits: Waits) -> int:
+    """Return the smallest number of groups with which `waits` makes sense: its quorum, or 1."""
+    quorum = waits.quorum if isinstance(waits, Living) else None
+    return 1 if quorum is None else quorum.groups
+
+
+def require_quorum(waits: Waits, groups: int) -> None:
+    """Raise `UserError` if `waits` has a quorum of more than `groups`, the groups that there are."""
+    quorum = least_groups(waits)
+    if quorum > groups:
+        why = f"quorum = {quorum}: expected at most the number of groups, {groups}"
+        raise UserError(why, key="quorum", value=quorum)
 
 
 def due(t: Any, period: Period) -> Any:

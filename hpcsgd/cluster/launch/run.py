@@ -17,11 +17,11 @@ from hpcsgd.cluster.launch.starter import starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.config.schema import Config, MethodSection, load
 from hpcsgd.core.averager import Traits
-from hpcsgd.core.waits import Living
+from hpcsgd.core.waits import Living, require_quorum
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.journal import FOLDER, REGISTER
 from hpcsgd.elastic.resource_budget import ResourceBudget
-from hpcsgd.errors import UserError, count_text, in_file
+from hpcsgd.errors import UserError, count_text, in_file, in_section
 from hpcsgd.report import end_of_run, run_folder
 from hpcsgd.report.loggers import require_loggers
 from hpcsgd.train.parts import make_method
@@ -113,18 +113,11 @@ def coordinator_arguments(path: Path, config: Config, groups: int) -> dict[str, 
     Raises `UserError` if its quorum is larger than the number of `groups`.
     """
     waits, budget = _traits(config.method).waits, budget_of(config)
-    quorum = waits.quorum if isinstance(waits, Living) else None
-    if quorum is None:
-        enough = {}
-    elif quorum.groups <= groups:
+    with in_file(path), in_section("method"):
+        require_quorum(waits, groups)
+    quorum, enough = waits.quorum if isinstance(waits, Living) else None, {}
+    if quorum is not None:
         enough = {"quorum": quorum.groups, "grace": quorum.grace, "late_rounds": quorum.late_rounds}
-    else:
-        raise UserError(
-            f"[method] quorum = {quorum.groups}: expected at most the number of groups, {groups}",
-            key=("method", "quorum"),
-            value=quorum.groups,
-            file=path,
-        )
     return {"budget": None if budget is None else asdict(budget), **enough}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.config.reader import as_table
 from hpcsgd.config.schema import load
+from hpcsgd.core.waits import least_groups
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
 from hpcsgd.errors import UserError, count_text, in_file
@@ -98,14 +100,17 @@ def estimates(
     per_rank = one_node(subject, machine, limit)
     found: list[Estimate] = []
     left_out: dict[str, str] = {}
-    for option in tried:
-        for N in ranks:
-            for P, K in shapes(N, subject.B, limit):
-                try:
-                    made = estimate(subject, machine, option, P, K, sync_rate=sync_rate, alone=per_rank)
-                except UserError as error:
-                    left_out.setdefault(str(option), str(error))
-                    continue
+    for option, N in product(tried, ranks):
+        for P, K in shapes(N, subject.B, limit):
+            try:
+                made = estimate(subject, machine, option, P, K, sync_rate=sync_rate, alone=per_rank)
+            except UserError as error:
+                left_out.setdefault(str(option), str(error))
+                continue
+            if (quorum := least_groups(made.plan.waits)) > P:
+                few = f"{option} with fewer than {count_text(quorum, 'group')}"
+                left_out[few] = f"quorum = {quorum}: expected at most the number of groups"
+            else:
                 found.append(made)
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())

@@ -302,7 +302,7 @@ def test_the_coordinator_gets_what_the_method_says_of_a_quorum(launch: Launch) -
         ([*TWO, "--srun=--mpi=pmi2"], "--srun --mpi=pmi2: not inside a Slurm job"),
         (
             [*TWO, "--method.quorum", "3", "--method.grace_s", "1"],
-            "job.toml: [method] quorum = 3: expected at most the number of groups, 2",
+            "job.toml: [method]: quorum = 3: expected at most the number of groups, 2",
         ),
         (
             [*TWO, "--method.late_rounds", "2"],

@@ -266,6 +266,36 @@ def test_a_change_that_nobody_can_tell_is_left_out_with_the_reason(
     assert "it is not known when this method switches" in left_out["post_local sync_every=4"]
 
 
+ENOUGH = ["--method.name", "ensemble_sync", "--method.quorum", "3", "--method.grace_s", "2", "--methods"]
+
+
+def test_fewer_groups_than_the_quorum_are_left_out_with_the_reason(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, machine = files
+    job.write_text(job.read_text().replace('[method.grad_reduce]\nname = "reduce_scatter"\n', ""))
+    usual = ["plan", str(job), "--machine", str(machine), "--ranks", "8,16", "--samples", "64000"]
+    words = [*usual, "--run.output_dir", str(tmp_path / "run"), *ENOUGH]
+    main([*words, "ensemble_sync,bsp"])
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    name = "ensemble_sync sync_every=4 quorum=3 grace_s=2"
+    assert told == [
+        f"left out: {name} with fewer than 3 groups: quorum = 3: expected at most the number of groups"
+    ]
+    rows = json.loads((tmp_path / "run-plan" / "plan.json").read_text())["rows"]
+    groups = {
+        which: {row["groups"] for row in rows if row["method"]["name"] == which}
+        for which in ("bsp", "ensemble_sync")
+    }
+    assert groups == {"bsp": {1, 2, 4, 8, 16}, "ensemble_sync": {4, 8, 16}}
+    (probe := tmp_path / "probe.json").write_text('{"P": 2}')
+    with pytest.raises(SystemExit):
+        main([*words, "ensemble_sync", "--probe", str(probe)])
+    refused = capsys.readouterr().err
+    assert f"{name} with fewer than 3 groups: quorum = 3: expected at most" in refused
+    assert refused.count("\n") == 1
+
+
 def test_choice(files: tuple[Path, Path], subject: TrainingProfile) -> None:
     found = made(files, subject)
     fastest, cheapest = min(found, key=lambda e: e.hours), min(found, key=lambda e: e.node_hours)
