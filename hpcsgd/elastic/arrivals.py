@@ -40,19 +40,26 @@ class Arrivals:
         """Return True if a rank of a counting group has arrived."""
         return any(replica_group in now.counting for replica_group, _ in self._ranks)
 
+    def deadline(self, now: Register, since: float) -> float:
+        """Return the clock after which the round waits for no further group, infinite if it is not known.
+
+        `since` is the clock when the round began to wait for groups.
+        """
+        if now.phase is not Phase.RUN or not self.have_begun(now):
+            return math.inf
+        enough = math.inf if self._enough_since is None else self._enough_since + self._grace
+        return min(since + self.timeout, enough)
+
     def late(self, now: Register, clock: float, since: float) -> dict[int, str]:
         """Return the groups for which the round no longer waits, with the reason.
 
         `since` is the clock when the round began to wait for them.
         """
-        if now.phase is not Phase.RUN or not self.have_begun(now):
+        if clock <= self.deadline(now, since):
             return {}
-        if clock - since > self.timeout:
+        why = f"it did not arrive within {self._grace:g} s after the quorum of {self._quorum}"
+        if clock > since + self.timeout:
             why = f"it did not arrive within {self.timeout:g} s"
-        elif self._enough_since is not None and clock - self._enough_since > self._grace:
-            why = f"it did not arrive within {self._grace:g} s after the quorum of {self._quorum}"
-        else:
-            return {}
         return {replica_group: why for replica_group, _ in sorted(now.clients - self._ranks)}
 
     def _complete(self, now: Register) -> int:

@@ -61,7 +61,8 @@ def _apart(axes: Axes, stats: RankTimes) -> None:
         ("first group", stats.first, "#0072B2"),
         ("last group", stats.last, "#D55E00"),
     ):
-        axes.plot(_averaged(time), _averaged(np.interp(time, ends, steps) - steps), color=colour, label=name)
+        done = np.maximum.accumulate(ends)  # a late group may end a step after the others' next ones
+        axes.plot(_averaged(time), _averaged(np.interp(time, done, steps) - steps), color=colour, label=name)
     axes.axhline(0, color="#999999", linewidth=1)
     axes.set(title="steps ahead of the mean", xlabel="seconds")
     axes.margins(x=0)

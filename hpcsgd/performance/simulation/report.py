@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from hpcsgd.errors import count_text
@@ -21,6 +22,8 @@ def lines(simulated: Simulated) -> list[str]:
         f"time      {_shares({k: v for k, v in simulated.shares.items() if k not in WAITING})}",
         f"waiting   {_shares({k: v for k, v in simulated.shares.items() if k in WAITING}) or 'none'}",
     ]
+    if simulated.syncs:
+        lines.append(f"late      {_late(simulated)}")
     if of.failures:
         lines.append(f"goodput   {simulated.goodput:.1%}")
     if simulated.checkpointing:
@@ -43,6 +46,8 @@ def record(simulated: Simulated) -> dict[str, Any]:
         "samples_per_second": simulated.samples_per_second,
         "goodput": simulated.goodput,
         "shares": simulated.shares,
+        "lost": simulated.lost,
+        "syncs": [asdict(sync) for sync in simulated.syncs],
         "checkpointing": None if saving is None else vars(saving),
         "by_step": {
             "first_seconds": stats.first.tolist(),
@@ -50,6 +55,12 @@ def record(simulated: Simulated) -> dict[str, Any]:
             "last_seconds": stats.last.tolist(),
         },
     }
+
+
+def _late(simulated: Simulated) -> str:
+    """Return how often groups were left out of a synchronization, and what of their steps is lost."""
+    left_out = sum(simulated.of.layout.P - len(sync.members) for sync in simulated.syncs)
+    return f"left out of synchronizations {count_text(left_out, 'time')}, {simulated.lost:.1%} of steps lost"
 
 
 def _checkpointing(saving: Checkpointing) -> list[str]:

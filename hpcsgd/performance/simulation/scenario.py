@@ -37,7 +37,7 @@ class JobSection:
     ranks_per_host: Count = 1
     batch_size: Count = 1  # samples of one GROUP per step
     steps: Count = 1000
-    steps_per_epoch: Count | None = None  # needed by methods that count epochs
+    steps_per_epoch: Count | None = None  # for methods that count epochs, and for `ensemble_sync`'s quorum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
             steps=job.steps,
             failures=_failures(scenario.failures),
             batch_size=job.batch_size,
+            steps_per_epoch=job.steps_per_epoch,
             seed=scenario.seed,
         )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.core.waits import Waits
-from hpcsgd.errors import UserError
+from hpcsgd.core.waits import Living, Waits, require_quorum
+from hpcsgd.errors import UserError, in_section
 from hpcsgd.performance.simulation.compute import Compute, Distribution, Stragglers
 from hpcsgd.performance.simulation.durations import Durations, Layout
 from hpcsgd.performance.simulation.failures import Checkpointing, Failures, checkpointing, require_few
 from hpcsgd.performance.simulation.rank_times import RankTimes
 from hpcsgd.performance.simulation.rules import rule_of
-from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
+from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun, SyncRecord
 
 MOST = 10**10
 """The largest number of steps of all ranks together; simulating so many takes hours."""
@@ -31,6 +31,8 @@ class Simulation:
     failures: Failures | None = None
     batch_size: int = 1
     """Samples of one group per step."""
+    steps_per_epoch: int | None = None
+    """Steps of an epoch in which all groups have samples, if groups may be left out; None: one epoch."""
     seed: int = 1
 
     @property
@@ -39,9 +41,9 @@ class Simulation:
         return rule_of(self.waits)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: expected 1 or more")
+        for name in ("steps", "batch_size", "steps_per_epoch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"{name} = {value}: expected 1 or more")
         if self.steps * self.layout.N > MOST:
             raise UserError(
                 f"[job] steps = {self.steps} of {self.layout.N} ranks: more than {MOST} together; "
@@ -49,8 +51,17 @@ class Simulation:
                 key=("job", "steps"),
                 value=self.steps,
             )
+        with in_section("method"):
+            require_quorum(self.waits, self.layout.P)
+            self._require_no_failures_with_quorum()
         if self.failures is not None and self.rule.dies_as_one:
             require_few(self.failures, self.layout.hosts, self.layout.N)
+
+    def _require_no_failures_with_quorum(self) -> None:
+        if self.failures is not None and isinstance(self.waits, Living) and self.waits.quorum is not None:
+            quorum = self.waits.quorum.groups
+            why = f"quorum = {quorum}: failures are simulated only without it: leave one of the two out"
+            raise UserError(why, key="quorum", value=quorum)
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,10 @@ class Simulated:
     """The share of the groups' time that was not lost to failures, nor spent on checkpoints."""
     shares: dict[str, float]
     """Shares of the groups' time by cause, as in `rank_times.CAUSES`, until each group ended."""
+    lost: float
+    """The share of the groups' steps that no synchronization has counted, because of failures or lateness."""
+    syncs: list[SyncRecord]
+    """All synchronizations, if groups may be left out of them."""
     stats: RankTimes
     checkpointing: Checkpointing | None
     """The goodput with checkpoints, if failures are simulated and end the whole job; otherwise None."""
@@ -77,7 +92,9 @@ def simulate(simulation: Simulation) -> Simulated:
     """Run the simulation. Raises `UserError` if the settings are impossible."""
     rule, failures = simulation.rule, simulation.failures
     compute = Compute(simulation.layout, simulation.compute, simulation.stragglers, simulation.seed)
-    course = SimulatedRun(compute, simulation.durations, simulation.steps, failures)
+    course = SimulatedRun(
+        compute, simulation.durations, simulation.steps, failures, simulation.steps_per_epoch
+    )
     rule.run(course)
     totals = course.stats.totals()
     spent = sum(totals.values())
@@ -93,6 +110,8 @@ def simulate(simulation: Simulation) -> Simulated:
         samples_per_second=float(rates.sum()) * simulation.batch_size * (saving.goodput if saving else 1.0),
         goodput=goodput,
         shares={cause: seconds / spent for cause, seconds in totals.items()},
+        lost=float(course.stats.lost.sum() / course.stats.count.sum()),
+        syncs=course.syncs,
         stats=course.stats,
         checkpointing=saving,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -16,17 +16,37 @@ from hpcsgd.performance.simulation.links import Indices, Links
 from hpcsgd.performance.simulation.rank_times import RankTimes
 
 
+@dataclass(frozen=True)
+class SyncRecord:
+    """A synchronization from which groups may be left out."""
+
+    t: int
+    """The steps that are done after it."""
+    begin: float
+    end: float
+    """The times at which the average began and ended."""
+    members: tuple[int, ...]
+    """The groups that get the average."""
+    counted: tuple[int, ...]
+    """The groups whose models are averaged."""
+
+
 class SimulatedRun:
     """A simulated run of T steps of every group. A rule calls `made` to record when each step ends."""
 
     def __init__(
-        self, compute: Compute, durations: Durations, T: int, failures: Failures | None = None
+        self,
+        compute: Compute,
+        durations: Durations,
+        T: int,
+        failures: Failures | None = None,
+        steps_per_epoch: int | None = None,
     ) -> None:
         self.layout: Layout = compute.layout
         self.compute = compute
         self.durations = durations if compute.layout.P > 1 else replace(durations, message=Message())
         self.T = T
-        self.failures = failures
+        self.failures, self.steps_per_epoch = failures, steps_per_epoch
         self.stats = RankTimes(T)
         self.ended = np.zeros(self.layout.P)
         """The time at which each group ended its last step so far."""
@@ -34,6 +54,8 @@ class SimulatedRun:
         """The first step of the run, counted from 0, and the time at which it begins."""
         self.under_way = 0.0
         """The time at which all averages are done that no step has used yet."""
+        self.syncs: list[SyncRecord] = []
+        """All synchronizations, if groups may be left out of them."""
 
     def part(self, first: int, T: int, start: float) -> SimulatedRun:
         """Return the part of this run with steps `first` to T − 1, which all groups begin at time `start`."""

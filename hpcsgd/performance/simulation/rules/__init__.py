@@ -19,6 +19,7 @@ from hpcsgd.performance.simulation.rules.ad_psgd import AdPsgd
 from hpcsgd.performance.simulation.rules.changing import Changing
 from hpcsgd.performance.simulation.rules.delayed import Delayed
 from hpcsgd.performance.simulation.rules.ensemble import Ensemble
+from hpcsgd.performance.simulation.rules.ensemble_with_quorum import EnsembleWithQuorum
 from hpcsgd.performance.simulation.rules.push import Paired, Push
 from hpcsgd.performance.simulation.rules.server import AsyncSgd, Ssp
 from hpcsgd.performance.simulation.rules.synchronous import Synchronous
@@ -30,6 +31,7 @@ __all__ = [
     "Changing",
     "Delayed",
     "Ensemble",
+    "EnsembleWithQuorum",
     "Paired",
     "Push",
     "Ssp",
@@ -58,12 +60,8 @@ def rule_of(waits: Waits) -> Rule:
             period = _known(period)
             return Delayed(period, late) if late else Synchronous(period)
         case Living(period, quorum):
-            if quorum is not None:
-                raise UserError(
-                    f"this method cannot be simulated: with quorum = {quorum.groups} groups are left out of "
-                    "synchronizations, which simulations do not do; it can be without quorum"
-                )
-            return Ensemble(_whole(period))
+            every = _whole(period)
+            return Ensemble(every) if quorum is None else EnsembleWithQuorum(every, quorum)
         case InNeighbors(graph, late, period):
             return Push(graph, late, _known(period))
         case Pairs(_, _, _, period):
