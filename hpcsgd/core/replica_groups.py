@@ -10,21 +10,33 @@ from torch import Tensor
 
 
 class Contribution(Protocol):
-    """What a job adds to a mean in place of its tensors."""
+    """What a job adds to a mean in place of its tensors, which may form several parts.
 
-    norm: float
-    """The number of this job that all jobs get."""
+    One call of `ReplicaGroups.mean` averages one part, or all of them.
+    """
+
+    norms: Sequence[float]
+    """A number of this job for each part, which all jobs get."""
+    part: int | None
+    """The index of the part that this job would average now; None: all parts."""
     shared: Sequence[Tensor]
     """Tensors that are the same in all jobs in the mean. When other jobs begin to average together, they all
     get those of the first job in the mean that has missed no round."""
     late_rounds: int
     """The number of rounds that this job may miss, and still count when it is back; 0: none."""
 
-    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
-        """Return the tensors, given the `norm` of each job in the mean, by index; may be called again.
+    def __call__(
+        self,
+        norms: Mapping[int, Sequence[float]],
+        t: int,
+        part: int | None,
+        newest: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor | None]:
+        """Return the tensors to average, with None in place of those that are not averaged now.
 
-        For a job that has missed rounds, `newest` are the `shared` tensors of one that has not. Only the part
-        of them that this rank averages is valid.
+        `norms` has the `norms` of each job in the mean, by index. `t` and `part` are those of the jobs that
+        have missed no round. For a job that has missed rounds, `newest` are the `shared` tensors of one that
+        has not; only the part of them that this rank averages is valid. May be called again.
         """
         ...
 

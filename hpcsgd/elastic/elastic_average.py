@@ -25,15 +25,17 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Communicator, accumulation_dtype
+from hpcsgd.comm import Communicator
 from hpcsgd.comm.on_host import room_for, settle_all
 from hpcsgd.elastic.attempt import Outcome, State, outcome
 from hpcsgd.elastic.client import Client, Evicted
+from hpcsgd.elastic.contribution import Contribution, contributed
 from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.late_work import LateWork
 from hpcsgd.elastic.register import Phase, Point, Register, Report, Vote
 from hpcsgd.elastic.ring import Broken
-from hpcsgd.elastic.rings import Contribution, Rings, part_of
+from hpcsgd.elastic.rings import Rings, part_of
+from hpcsgd.elastic.room import Room
 from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -84,10 +86,14 @@ class ElasticAverage:
         """The number of rounds that were committed before the next round."""
         self._why, self._blamed = "", None
         self._late_work = LateWork(replica_group, group.rank)
-        self._control: list[Tensor] = []
+        self._room = Room()
         self._alike, self._contribution = True, None
         self._copies: list[Tensor] = []
         """What this attempt has copied of the contribution's `shared` from another group."""
+        self._averaged: list[int] = []
+        """The indices of the tensors that this attempt averages."""
+        self.covers_all = False
+        """True if the last mean was one of all parts of the model."""
         self._processes, self._lives = group.gather_objects(uuid4().hex)[0], 0
         self._client = self._connect()
 
@@ -110,9 +116,8 @@ class ElasticAverage:
         all groups must have the same number of ranks. `contribution` makes what is averaged in place of `w`.
         Raises `Over` if the others have finished, and `PeerLost` if the coordinator is gone.
         """
-        aside, self._alike, self._contribution = self._room_for(w), alike, contribution
-        report = self.report
-        self._vote = Vote(Point(t, *report.deal), report.leaving)
+        aside, self._alike, self._contribution = self._room.of(w), alike, contribution
+        self._vote = Vote(Point(t, *self.report.deal), self.report.leaving)
         self._late_work.begin(contribution, self.rounds)
         settle_all(w)  # computing must not count as waiting, and `aside` must have been copied
         started = time.perf_counter()
@@ -120,7 +125,8 @@ class ElasticAverage:
             pass
         self.seconds += time.perf_counter() - started
         shared = contribution.shared if contribution is not None and self._copies else ()
-        for x, mean in zip([*w, *shared], [*aside, *self._copies], strict=True):
+        results = [*((w[i], aside[i]) for i in self._averaged), *zip(shared, self._copies, strict=True)]
+        for x, mean in results:
             x.copy_(mean, non_blocking=True)
 
     def move(self) -> None:
@@ -139,16 +145,6 @@ class ElasticAverage:
         self._client.close()
         self._rings.close()
 
-    def _room_for(self, w: Sequence[Tensor]) -> list[Tensor]:
-        """Return memory for the mean of `w`, in float32 for 16-bit floats, because it first holds a sum.
-
-        The memory is kept for the next round, because the first access to new memory costs as much time as
-        the sum itself.
-        """
-        if [(x.shape, x.dtype) for x in self._control] != [(x.shape, accumulation_dtype(x.dtype)) for x in w]:
-            self._control = [room_for(x, accumulation_dtype(x.dtype)) for x in w]
-        return self._control
-
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
         """Try once to average `w` into `aside`; return, on all ranks alike, if the round was committed."""
         self._why, self._blamed = "another rank of the replica group is in trouble", None
@@ -163,7 +159,7 @@ class ElasticAverage:
             self._come_back()
             return False
         if state is State.FINE:
-            self._spread(aside)
+            self._spread([*(aside[i] for i in self._averaged), *self._copies])
         # If any rank has seen the commit, the round is committed, even if other ranks were evicted before
         # they heard of it.
         outcomes = self._group.gather_objects(self._outcome(state))
@@ -173,6 +169,7 @@ class ElasticAverage:
             return False
         during, self.after = seen[0]
         self.counted, self.up_to_date = during.counting, during.up_to_date
+        self.covers_all = len(self._averaged) == len(w)
         self._late_work.committed(during)
         self.rounds = self._due = self.after.rounds
         return True
@@ -219,8 +216,9 @@ class ElasticAverage:
         now = self._generation
         self._client.arrive(now.generation, self._due)
         here = self._client.register
-        counting, source = here.counting, min(here.up_to_date)
-        shared = self._contribution.shared if self._contribution and now.began == self._due else ()
+        if here.generation != now.generation:
+            raise ConnectionError("the generation has ended")
+        shared = self._contribution.shared if self._contribution and here.catches_up else ()
         self._copies = [room_for(x, x.dtype) for x in shared]
         rank, size = self._group.rank, self._group.size
         sizes = {member.ranks for member in now.members}
@@ -229,11 +227,13 @@ class ElasticAverage:
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
             part = (c, max(sizes)) if self._alike else (0, 1)
-            self._rings.copies(shared, self._copies, *part, ring, source)
-            if self._contribution is not None:
-                newest = self._copies if self.index in here.late else ()
-                w = self._rings.contributed(self._contribution, newest, ring, now, counting)
-            self._rings.mean(w, aside, *part, ring, counting)
+            self._rings.copies(shared, self._copies, *part, ring, min(here.up_to_date))
+            tensors: Sequence[Tensor | None] = w
+            if (added := self._contribution) is not None:
+                newest, t = self._copies if self.index in here.late else (), self._vote.place.t
+                tensors = contributed(added, self.index, t, self.report, here, ring, newest)
+            self._averaged = [i for i, x in enumerate(tensors) if x is not None]
+            self._rings.mean(tensors, aside, *part, ring, here.counting)
 
     def _is_overdue(self, since: float) -> bool:
         """Return True if this rank has waited too long for a neighbour in the ring, since time `since`.
@@ -250,14 +250,14 @@ class ElasticAverage:
         members = self._generation.replica_groups
         return members[(members.index(self.index) + side) % len(members)]
 
-    def _spread(self, aside: Sequence[Tensor]) -> None:
-        """Broadcast each shard of the mean from its owner to every rank of the replica group. Collective."""
+    def _spread(self, results: Sequence[Tensor]) -> None:
+        """Broadcast each shard of `results` from its owner to every rank of the group. Collective."""
         if not self._alike:
             return
         C = max(member.ranks for member in self._generation.members)
         for c in range(C):
-            for mean in (*aside, *self._copies):
-                self._group.bcast(part_of(mean, c, C), root=c % self._group.size).wait()
+            for x in results:
+                self._group.bcast(part_of(x, c, C), root=c % self._group.size).wait()
 
     def _outcome(self, state: State) -> Outcome:
         """Vote or object; return the outcome of the round."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable
 
 from hpcsgd.elastic.attempt import Outcome
+from hpcsgd.elastic.contribution import Contribution
 from hpcsgd.elastic.register import Register
-from hpcsgd.elastic.rings import Contribution
 from hpcsgd.errors import count_text
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class LateWork:
 
     def begin(self, contribution: Contribution | None, rounds: int) -> None:
         """Begin to average `contribution` of a group whose last committed round is number `rounds`."""
-        learned = contribution is not None and contribution.norm != 0 and rounds > 0
+        learned = contribution is not None and any(contribution.norms) and rounds > 0
         self._late_rounds = contribution.late_rounds if contribution is not None and learned else 0
         self._rounds = rounds
 

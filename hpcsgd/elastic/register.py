@@ -153,6 +153,12 @@ class Register:
         """True if the current round is the first one of this generation."""
         return self.rounds == self.began
 
+    @property
+    def catches_up(self) -> bool:
+        """True if members have missed rounds, or have not averaged yet: then all get the state of one."""
+        rounds = {member.rounds for member in self.members}
+        return self.is_first and (len(rounds) > 1 or rounds == {0})
+
     def rounds_of(self, member: Member) -> int:
         """Return the number of committed rounds whose mean `member` has now."""
         return member.rounds if self.is_first else self.rounds
@@ -200,3 +206,5 @@ class Report:
     """Seconds that this rank computes per step, 0 if unknown."""
     leaving: bool = False
     """True if this replica group has to stop after the round, with all groups that were started with it."""
+    saving: bool = False
+    """True if groups evaluate or save the model after the round, so that all parts of it must be averaged."""

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.elastic.register import Register
 from hpcsgd.elastic.ring import Listener, Overdue, TcpRing, connect
-
-
-class Contribution(Protocol):
-    """What a group adds to a mean in place of its tensors; each attempt to average calls it anew."""
-
-    norm: float
-    """The number of this group that all groups get."""
-    shared: Sequence[Tensor]
-    """Tensors that are the same in all groups in the mean. In the first round of a generation all groups get
-    those of the first group in the mean that has missed no round."""
-    late_rounds: int
-    """The number of rounds that this group may miss, and still count when it is back; 0: none."""
-
-    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
-        """Return the tensors, given the `norm` of each group in the mean, by group.
-
-        For a group that has missed rounds, `newest` are the `shared` tensors of one that has not. Only the
-        shard of them that this rank averages is valid.
-        """
-        ...
 
 
 def part_of(x: Tensor, c: int, C: int) -> Tensor:
@@ -74,7 +52,7 @@ class Rings:
 
     def mean(
         self,
-        w: Sequence[Tensor],
+        w: Sequence[Tensor | None],
         aside: Sequence[Tensor],
         c: int,
         C: int,
@@ -83,10 +61,12 @@ class Rings:
     ) -> None:
         """Set shard `c` of C of the tensors `aside` to the mean over groups of the same shard of `w`.
 
-        Only the groups in `counting` contribute to the mean. Raises `OSError` if a connection breaks; `aside`
-        is then invalid.
+        Where `w` has None, nothing is averaged. Only the groups in `counting` contribute to the mean. Raises
+        `OSError` if a connection breaks; `aside` is then invalid.
         """
         for x, mean in zip(w, aside, strict=True):
+            if x is None:
+                continue
             mine = on_host(part_of(x, c, C).to(mean.dtype)) if self._replica_group in counting else None
             ring.mean(mine, part_of(mean, c, C), len(counting))
 
@@ -100,26 +80,6 @@ class Rings:
         for x, copy in zip(shared, copies, strict=True):
             mine = on_host(part_of(x, c, C)) if self._replica_group == source else None
             ring.mean(mine, part_of(copy, c, C), 1)
-
-    def contributed(
-        self,
-        contribution: Contribution,
-        newest: Sequence[Tensor],
-        ring: TcpRing,
-        now: Register,
-        counting: Sequence[int],
-    ) -> Sequence[Tensor]:
-        """Return what this group adds to the mean, as `contribution` makes it from the norms of all groups.
-
-        `newest`: the shared tensors of another group, if this one has missed rounds. All ranks get the same
-        norms. Raises `OSError` if a connection breaks.
-        """
-        members = now.replica_groups
-        found = torch.empty(len(members), dtype=torch.float64, device="cpu")
-        mine = torch.zeros_like(found)
-        mine[members.index(self._replica_group)] = contribution.norm
-        ring.mean(mine if self._replica_group in counting else None, found, 1)
-        return contribution({g: found[i].item() for i, g in enumerate(members) if g in counting}, newest)
 
     def cut(self) -> None:
         """Interrupt threads that wait in a ring. Any thread may call this."""

@@ -304,14 +304,22 @@ def test_work_that_may_have_counted_does_not_count_again(
 class Rows:
     """What a rank of an FSDP model adds: its own rows, which have moved from `base` by `change`."""
 
-    norm, late_rounds = 1.0, 2
+    norms: Sequence[float] = (1.0,)
+    part: int | None = None
+    late_rounds = 2
 
     def __init__(self, base: float, change: float, rank: int) -> None:
         self.tensors = [torch.full((3 + rank,), base + change)]
         self.shared: Sequence[Tensor] = [torch.full((3 + rank,), base)]
         self._base = base
 
-    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
+    def __call__(
+        self,
+        norms: Mapping[int, Sequence[float]],
+        t: int,
+        part: int | None,
+        newest: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor]:
         base = [torch.full_like(x, self._base) for x in self.tensors]
         return rebased(self.tensors, base, newest) if newest else self.tensors
 

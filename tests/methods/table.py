@@ -167,11 +167,13 @@ class AllAlive:
     def mean(
         self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
     ) -> None:
-        brought = w
+        brought: Sequence[Tensor | None] = w
         if contribution is not None:
-            norms = self.cross.gather_objects(contribution.norm)
-            brought = contribution(dict(enumerate(norms)))
+            norms = self.cross.gather_objects(contribution.norms)
+            brought = contribution(dict(enumerate(norms)), t, contribution.part)
         for x, mine in zip(w, brought, strict=True):
+            if mine is None:
+                continue
             mean = mine.clone()
             self.cross.allreduce(mean, "mean").wait()
             x.copy_(mean)

@@ -74,7 +74,9 @@ class GuardedElasticMean:
             theta.copy_(b.parameters)
         return found
 
-    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+    def average_from(
+        self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
+    ) -> tuple[int, int]:
         """Average the models, which were `theta` after the last synchronization; see `AveragesFrom`."""
         before = [b.parameters.clone() for b in s.buckets]
         norm = distance_of_group(s, [x.clone() for x in theta])
@@ -101,13 +103,13 @@ class GuardedElasticMean:
         self._report(norm, out=out, all_out=not weighted.weights, s=s)
         if weighted.counts and math.isfinite(norm) and not (out and weighted.weights):
             self._history = self._history.including(norm, self.guard)
-        return len(weighted.weights) if weighted.moved else 0
+        return len(weighted.weights) if weighted.moved else 0, weighted.t
 
     def memory_bytes(self, m: ModelLayout) -> float:
         return sum(b.used * b.width for b in m.buckets) / (m.K if m.sharded else 1)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield allreduce("replica_groups", FLOAT64 * m.P)
+        yield allreduce("replica_groups", FLOAT64 * m.P * 3)
         yield from ElasticMean().comm_ops(m)
 
     def state_dict(self) -> State:
@@ -143,6 +145,8 @@ class _Weighted:
     `norm`: the norm of the group's change; infinite if the group is to be left out.
     """
 
+    part: int | None = None
+
     def __init__(
         self,
         guard: PseudoGradientPenalty,
@@ -151,7 +155,8 @@ class _Weighted:
         norm: float,
         shared: Sequence[Tensor],
     ) -> None:
-        self._guard, self._index, self.norm, self.shared = guard, index, norm, shared
+        self._guard, self._index, self.shared = guard, index, shared
+        self.norms: Sequence[float] = [norm]
         self.late_rounds = quorum.late_rounds if quorum is not None else 0
         self.tensors: Sequence[Tensor] = ()
         self.theta: Sequence[Tensor] = ()
@@ -160,23 +165,30 @@ class _Weighted:
         out."""
         self.weights: dict[int, float] = {}
         """The weights of the groups that are not left out, by group."""
-        self.left_out = 0
+        self.left_out = self.t = 0
+        """The number of groups that are left out, and the updates that the groups have done."""
         self.moved = False
         """True if the model of any averaged group has changed since the last synchronization."""
         self.counts = False
         """True if this group takes part in the round, even if it is left out of the mean."""
 
-    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
+    def __call__(
+        self,
+        norms: Mapping[int, Sequence[float]],
+        t: int,
+        part: int | None,
+        newest: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor]:
         """Return this group's tensors, scaled so that their plain mean over groups is the weighted mean.
 
         The factor is the group's weight times the number of groups in `norms`. If all groups are left out,
         each returns the model and the buffers of the last synchronization.
         """
-        alone = len(norms) == 1
-        kept = [g for g, G in norms.items() if math.isfinite(G) or alone]
-        found = [1.0] if alone else self._guard.weights([norms[g] for g in kept]) if kept else []
+        alone, self.t = len(norms) == 1, t
+        kept = [g for g, (G,) in norms.items() if math.isfinite(G) or alone]
+        found = [1.0] if alone else self._guard.weights([norms[g][0] for g in kept]) if kept else []
         self.weights = dict(zip(kept, found, strict=True))
-        self.moved = any(norms[g] for g in kept)
+        self.moved = any(norms[g][0] for g in kept)
         self.left_out, self.counts = len(norms) - len(kept), self._index in norms
         M = len(self.theta)
         if not kept:

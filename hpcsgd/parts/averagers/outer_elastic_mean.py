@@ -48,10 +48,13 @@ class AveragesFrom(Protocol):
     @property
     def traits(self) -> Traits: ...
 
-    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+    def average_from(
+        self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
+    ) -> tuple[int, int]:
         """Average the groups' models, which were `theta` after the last synchronization. Collective.
 
-        Returns the number of groups in the mean, or 0 if none of them has moved. `shared` is the same in all
+        Returns the number of groups in the mean, or 0 if none of them has moved; and the updates that those
+        have done that have missed no round. `shared` is the same in all
         groups in the mean; in the first round of other members, all get that of the first group that has
         missed no round. It begins with θ of these groups, which may be in wider numbers than `theta`.
         """
@@ -68,7 +71,9 @@ class MeanFrom:
     def traits(self) -> Traits:
         return ElasticMean(self.quorum).traits
 
-    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+    def average_from(
+        self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
+    ) -> tuple[int, int]:
         before = [b.parameters.clone() for b in s.buckets]
         norm = distance_of_group(s, [x.clone() for x in theta])
         plain = PlainContribution(norm, shared, self.quorum, theta)
@@ -79,10 +84,10 @@ class MeanFrom:
 
         average_with_buffers(s, average)
         s.metrics["distance"] = distance_of_group(s, before)
-        return len(plain.norms) if any(plain.norms.values()) else 0
+        return plain.moved, plain.t
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield allreduce("replica_groups", FLOAT64 * m.P)
+        yield facts_op(m)
         yield from ElasticMean().comm_ops(m)
 
 
@@ -93,20 +98,36 @@ class PlainContribution:
     changes, and count as they are when the group is late.
     """
 
+    part: int | None = None
+
     def __init__(
         self, norm: float, shared: Sequence[Tensor], quorum: Quorum | None, theta: Sequence[Tensor] = ()
     ) -> None:
-        self.norm, self.shared, self._theta = norm, shared, theta
+        self.norms: Sequence[float] = [norm]
+        self.shared, self._theta = shared, theta
         self.late_rounds = quorum.late_rounds if quorum is not None else 0
         self.tensors: Sequence[Tensor] = ()
-        self.norms: Mapping[int, float] = {}
+        self.moved, self.t = 0, 0
+        """The number of groups in the mean, or 0 if none of them has moved; and the updates that they have
+        done."""
 
-    def __call__(self, norms: Mapping[int, float], newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
-        self.norms = norms
+    def __call__(
+        self,
+        norms: Mapping[int, Sequence[float]],
+        t: int,
+        part: int | None,
+        newest: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor]:
+        self.moved, self.t = len(norms) if any(norm for (norm,) in norms.values()) else 0, t
         if not newest:
             return self.tensors
         M = len(self._theta)
         return [*rebased(self.tensors[:M], self._theta, newest[:M]), *self.tensors[M:]]
+
+
+def facts_op(m: ModelLayout, parts: int = 1) -> CommOp:
+    """Return the operation by which groups learn of each other before they average a model of `parts`."""
+    return allreduce("replica_groups", FLOAT64 * m.P * (parts + 2))
 
 
 class OuterElasticMean:
@@ -131,11 +152,11 @@ class OuterElasticMean:
         found, outer = list(vectors), self.outer
         self.prepare(found, s)  # a run that goes on synchronizes before its first step
         w = [b.parameters for b in s.buckets]
-        shared = outer.shared(s.t)
-        moved = self.inner.average_from(
+        shared = outer.shared()
+        moved, t = self.inner.average_from(
             [x.to(y.dtype) for x, y in zip(outer.theta, w, strict=True)], s, shared
         )
-        t = outer.adopt(shared)
+        outer.adopt(shared)
         if moved:
             s.metrics |= outer.set_values(t, moved)
             outer.step(w)

@@ -106,8 +106,8 @@ class OuterStep:
         """Store `state`; `start` loads it into θ and the optimizer."""
         self._saved, self._optimizer = state, None
 
-    def shared(self, t: int) -> list[Tensor]:
-        """Return θ, the optimizer's state and `t`: as many tensors, of the same shapes, in every group."""
+    def shared(self) -> list[Tensor]:
+        """Return θ and the optimizer's state: as many tensors, of the same shapes, in every group."""
         assert self._optimizer is not None
         states = [self._optimizer.state[theta] for theta in self.theta]
         moments = [
@@ -116,13 +116,13 @@ class OuterStep:
             for theta, state in zip(self.theta, states, strict=True)
         ]
         numbers = [float(states[0][name]) if states[0] else 0.0 for name in self._numbers]
-        header = torch.tensor([t, bool(states[0]), *numbers], dtype=torch.float64, device="cpu")
+        header = torch.tensor([bool(states[0]), *numbers], dtype=torch.float64, device="cpu")
         return [*self.theta, *moments, header]
 
-    def adopt(self, shared: Sequence[Tensor]) -> int:
-        """Go on from what another group's `shared` returned; θ must be there already. Return its `t`."""
+    def adopt(self, shared: Sequence[Tensor]) -> None:
+        """Go on from what another group's `shared` returned; θ must be there already."""
         assert self._optimizer is not None
-        count, (t, stepped, *numbers) = len(self.theta), shared[-1].tolist()
+        count, (stepped, *numbers) = len(self.theta), shared[-1].tolist()
         moments = shared[count:-1]
         self._optimizer.state.clear()
         for i, theta in enumerate(self.theta if stepped else ()):
@@ -131,7 +131,6 @@ class OuterStep:
             for name, number in zip(self._numbers, numbers, strict=True):
                 state[name] = number if not isinstance(state[name], Tensor) else state[name].fill_(number)
             self._optimizer.state[theta] = state
-        return round(t)
 
     @property
     def _numbers(self) -> list[str]:

@@ -30,7 +30,7 @@ from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import Quorum
 from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
-from hpcsgd.parts.averagers.outer_elastic_mean import PlainContribution
+from hpcsgd.parts.averagers.outer_elastic_mean import PlainContribution, facts_op
 from hpcsgd.parts.averagers.radial_directional import (
     PHASE,
     RadialDirectional,
@@ -57,7 +57,9 @@ class RadialDirectionalElasticMean:
         if s.t == 1:
             plain_tensors(self.merge, ByTensor.of_buckets(s.buckets), s)  # raises an error for a wrong name
 
-    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+    def average_from(
+        self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
+    ) -> tuple[int, int]:
         """Average the groups' models, which were `theta` after the last one; see `AveragesFrom`."""
         models = [b.parameters for b in s.buckets]
         before = [w.clone() for w in models]
@@ -84,11 +86,11 @@ class RadialDirectionalElasticMean:
         for w, start, change in zip(models, shared or theta, changes, strict=False):
             w.copy_(change.add_(start.to(w.dtype)))
         s.metrics["distance"] = distance_of_group(s, before)
-        return len(contribution.norms) if any(contribution.norms.values()) else 0
+        return contribution.moved, contribution.t
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         norms = FLOAT64 * len(m.layers)
-        yield allreduce("replica_groups", FLOAT64 * m.P)
+        yield facts_op(m)
         if m.sharded:
             yield allreduce("intra_group", norms, PHASE)
             yield allreduce("intra_group", norms, PHASE)

@@ -1,0 +1,120 @@
+"""What a replica group adds to a mean in place of its tensors, and what all groups learn of it first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hpcsgd.elastic.register import Register, Report
+from hpcsgd.elastic.ring import TcpRing
+
+ALL_PARTS, NO_OPINION = 0.0, -1.0
+"""The codes of a group that wants all parts averaged, and of one that leaves the choice to the others."""
+
+
+class Contribution(Protocol):
+    """What a group adds to a mean in place of its tensors; each attempt to average calls it anew.
+
+    The tensors may form several parts, of which a round averages one or all.
+    """
+
+    norms: Sequence[float]
+    """A number of this group for each part, which all groups get."""
+    part: int | None
+    """The index of the part that this group would average in this round; None: all parts."""
+    shared: Sequence[Tensor]
+    """Tensors that are the same in all groups in the mean. In the first round of a generation all groups get
+    those of the first group in the mean that has missed no round."""
+    late_rounds: int
+    """The number of rounds that this group may miss, and still count when it is back; 0: none."""
+
+    def __call__(
+        self,
+        norms: Mapping[int, Sequence[float]],
+        t: int,
+        part: int | None,
+        newest: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor | None]:
+        """Return the tensors to average, with None in place of those that this round does not average.
+
+        `norms` has the `norms` of each group in the mean, by group. `t` and `part` are those of the groups
+        that have missed no round. For a group that has missed rounds, `newest` are the `shared` tensors of
+        one that has not. Only the shard of them that this rank averages is valid.
+        """
+        ...
+
+
+def contributed(
+    added: Contribution,
+    index: int,
+    t: int,
+    report: Report,
+    here: Register,
+    ring: TcpRing,
+    newest: Sequence[Tensor],
+) -> Sequence[Tensor | None]:
+    """Return the tensors that `added` makes for group `index` in the round of the register `here`.
+
+    The group has done `t` updates. `newest`: see `Contribution`. Collective in `ring`. Raises `OSError` if a
+    connection breaks.
+    """
+    mine = own_row(added, index, t, here, stops=report.leaving, saves=report.saving)
+    facts = facts_of(all_rows(mine, index, here, ring), here)
+    return added(facts.norms, facts.t, facts.part, newest)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the groups of a round learn of each other before they average."""
+
+    norms: Mapping[int, Sequence[float]]
+    """The `norms` of each group in the mean, by group."""
+    t: int
+    """The updates that the groups have done that have missed no round."""
+    part: int | None
+    """The index of the part to average; None: all parts."""
+
+
+def own_row(
+    contribution: Contribution, index: int, t: int, here: Register, *, stops: bool, saves: bool
+) -> list[float]:
+    """Return what group `index` tells the others of the register `here`: its norms, `t`, and its part.
+
+    A group that has missed rounds, or has no samples, leaves the choice of the part to the others. A group
+    that `stops` after the round needs all parts. So does one that `saves` the model after it, if it has
+    missed none.
+    """
+    is_current = index in here.up_to_date
+    norms = contribution.norms if index in here.counting else [0.0] * len(contribution.norms)
+    if stops or (is_current and (saves or contribution.part is None)):
+        return [*norms, t, ALL_PARTS]
+    return [*norms, t, NO_OPINION if contribution.part is None or not is_current else contribution.part + 1]
+
+
+def facts_of(rows: Mapping[int, Sequence[float]], here: Register) -> Facts:
+    """Return the facts that the `rows` of all members of the register `here` state.
+
+    All parts are averaged if any group needs that.
+    """
+    *_, t, part = rows[min(here.up_to_date)]
+    needs_all = any(row[-1] == ALL_PARTS for row in rows.values())
+    norms = {group: row[:-2] for group, row in rows.items() if group in here.counting}
+    return Facts(norms, round(t), None if needs_all else round(part) - 1)
+
+
+def all_rows(mine: Sequence[float], index: int, here: Register, ring: TcpRing) -> dict[int, list[float]]:
+    """Return the rows of all members of the register `here`, by group; `mine` is that of group `index`.
+
+    Collective in `ring`. Raises `OSError` if a connection breaks.
+    """
+    members = here.replica_groups
+    rows = torch.zeros(len(members), len(mine), dtype=torch.float64, device="cpu")
+    rows[members.index(index)] = torch.tensor(mine, dtype=torch.float64, device="cpu")
+    found = torch.empty_like(rows)
+    ring.mean(rows.view(-1), found.view(-1), 1)
+    numbers: list[list[float]] = found.tolist()
+    return dict(zip(members, numbers, strict=True))
