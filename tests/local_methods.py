@@ -376,17 +376,19 @@ def in_turn(
     arrive: Arrive,
     make: MakeOptimizer | None = None,
     values: Outer | None = None,
+    fewest: int = 2,
 ) -> Synchronize:
     """Return a synchronization of F fragments, one after the other, on whole vectors.
 
-    The result of a fragment is applied by `arrive`, `delay` steps after its synchronization began.
+    The result of a fragment is applied by `arrive`, `delay` steps after its synchronization began. Without
+    `fewest` groups, nothing happens.
     """
     start, parts = vector(model()), strides(model(), F)
     outer = [outer_step(make, start[part]) for part in parts]
     under_way: dict[int, tuple[int, Tensor, Tensor]] = {}
 
     def synchronize(t: int, nets: list[nn.Module], _: float) -> None:
-        if len(nets) == 1:
+        if len(nets) < fewest:
             return
         w = torch.stack([vector(net) for net in nets])
 

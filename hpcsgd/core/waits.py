@@ -7,6 +7,7 @@ the value of the inner one, and changes the copy with `later` if it uses results
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -167,6 +168,16 @@ def due(t: Any, period: Period) -> Any:
     per = Fraction(period)
     n, d = per.numerator, per.denominator
     return t * d // n > (t - 1) * d // n
+
+
+def syncs_after(t: int, period: Period) -> int:
+    """Return the number of synchronizations in the first `t` steps."""
+    return math.floor(t / Fraction(period))
+
+
+def step_of_sync(n: int, period: Period) -> int:
+    """Return the step, counted from 1, after which the n-th synchronization comes; 0 for n = 0."""
+    return math.ceil(n * Fraction(period))
 
 
 def later(waits: Waits, steps: int) -> Waits:

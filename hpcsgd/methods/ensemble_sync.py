@@ -20,6 +20,8 @@ Differences from the paper:
 - With `quorum`, groups do not wait for all others, as in Decoupled DiLoCo (arXiv:2604.21428, section 3.2):
   once `quorum` groups have arrived, the others have `grace_s` seconds. What a late group learned is dropped.
 - With `late_rounds` it counts in the synchronization in which the group returns. Decoupled DiLoCo drops it.
+- With `num_fragments`, a synchronization has one fragment of the model, as in Streaming DiLoCo
+  (arXiv:2501.18512). Groups wait for the result.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from hpcsgd.parts.averagers import (
     GuardedElasticMean,
     MakeOptimizer,
     MeanFrom,
+    OuterElasticFragments,
     OuterElasticMean,
     PseudoGradientPenalty,
     RadialDirectional,
@@ -44,6 +47,7 @@ from hpcsgd.parts.averagers import (
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.schedules.in_turn import InTurn
 
 PAPER = """
 @misc{xie_ensemblesync,
@@ -66,6 +70,7 @@ def ensemble_sync(
     grace_s: float | None = None,
     late_rounds: int = 0,
     merge: RadialDirectional | None = None,
+    num_fragments: int = 1,
 ) -> Method:
     """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
@@ -99,6 +104,11 @@ def ensemble_sync(
             rate of 1 is the plain mean.
         merge: How the groups' changes become the gradient of `outer`, if not by their mean:
             `RadialDirectional()`, without `guard`. Default None: the mean.
+        num_fragments: Number of fragments F of the model, 1 to `sync_every`, of about the same size. After
+            every `sync_every`/F steps the groups synchronize one of them, in turn; each has its own θ and
+            outer optimizer. The start, the end of an epoch, and checkpoints synchronize all. A late group
+            loses, or brings later, what it learned in the fragments that it missed, and keeps the rest. More
+            than 1 needs `outer`, without `guard`. Default 1: the whole model.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
@@ -107,16 +117,19 @@ def ensemble_sync(
         UserError: If `sync_every` or `quorum` is below 1, one of `quorum` and `grace_s` is missing,
             `late_rounds` is below 0 or has no `quorum` or no `outer`, `guard` has a `max_norm`, `outer` does
             not make a torch optimizer whose state other groups can get, `outer_schedule` or `merge` has no
-            `outer`, `merge` is combined with `guard`, or `outer_schedule` has a rate of 0 at the first
-            synchronization; when the optimizer is wrapped, if the job is not a replica group.
+            `outer`, `merge` is combined with `guard`, `num_fragments` is not from 1 to `sync_every`, or is
+            above 1 without `outer` or with `guard`, or `outer_schedule` has a rate of 0 at the first
+            synchronization; when the optimizer is wrapped, if the job is not a replica group; at the first
+            step, if `num_fragments` is above the number of trainable tensors.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
-        a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns. With `guard` it sends about 16·P'
-        bytes more for each of them, and keeps θ, the model after the last synchronization: M elements. With
-        `merge` it sends 8 bytes more for each tensor of the model, and 16-bit parameters in float32. With
-        `outer` it keeps θ and each state tensor of the outer optimizer, M elements each. When the groups
-        change, it also sends these once, like the model.
+        a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns; with `num_fragments` F about 1/F of
+        them. With `guard` or `outer` it sends about 48·P' bytes more for each of them. With `guard` it keeps
+        θ, the model after the last synchronization: M elements. With `merge` it sends 8 bytes more for each
+        tensor of the model, and 16-bit parameters in float32. With `outer` it keeps θ and each state tensor
+        of the outer optimizer, M elements each. When a group joins or returns, it also sends these once, like
+        the model.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from
@@ -138,15 +151,21 @@ def ensemble_sync(
     See Also:
         `hierarchical`, `diloco`: their groups belong to one job, which ends if one of them dies.
     """
-    enough = _quorum(quorum, grace_s, late_rounds, outer)
+    every, enough = Every(sync_every), _quorum(quorum, grace_s, late_rounds, outer)
+    _require_fragments(num_fragments, sync_every, guard)
     if outer is None:
-        _require_no_outer(outer_schedule=outer_schedule, merge=merge)
+        fragments = None if num_fragments == 1 else num_fragments
+        _require_no_outer(outer_schedule=outer_schedule, merge=merge, num_fragments=fragments)
         mean = ElasticMean(enough) if guard is None else GuardedElasticMean(guard, enough)
-        return Method(grad_reduce, Every(sync_every), mean)
+        return Method(grad_reduce, every, mean)
     if outer_schedule is not None:
-        require_useful(outer_schedule, sync_every)
-    how = OuterElasticMean(_mean(guard, merge, enough), outer, outer_schedule)
-    return Method(grad_reduce, Every(sync_every), how)
+        require_useful(outer_schedule, -(-sync_every // num_fragments))
+    if num_fragments == 1:
+        how = OuterElasticMean(_mean(guard, merge, enough), outer, outer_schedule)
+        return Method(grad_reduce, every, how)
+    turn = InTurn(sync_every, num_fragments)
+    inner = MeanFrom(enough) if merge is None else RadialDirectionalElasticMean(merge, enough)
+    return Method(grad_reduce, turn, OuterElasticFragments(inner, outer, outer_schedule, turn))
 
 
 def _quorum(
@@ -179,6 +198,19 @@ def _require_use(late_rounds: int, quorum: int | None, outer: MakeOptimizer | No
     else:
         return
     raise UserError(fault, key="late_rounds", value=late_rounds)
+
+
+def _require_fragments(num_fragments: int, sync_every: int, guard: PseudoGradientPenalty | None) -> None:
+    """Raise `UserError` if the model cannot be synchronized in so many fragments."""
+    if not 1 <= num_fragments <= sync_every:
+        fault = (
+            f"num_fragments = {num_fragments}: expected 1 to {sync_every}, the steps between synchronizations"
+        )
+        raise UserError(fault, key="num_fragments", value=num_fragments)
+    if num_fragments > 1 and guard is not None:
+        raise UserError(
+            "guard: it cannot be combined with num_fragments: leave one of the two out", key="guard"
+        )
 
 
 def _require_no_outer(**given: object) -> None:

@@ -90,6 +90,7 @@ class ElasticLoop(TrainLoop):
             left, before = len(batches) - 1, elastic_average.rounds
             self._reason = self._stopping.now() or self._reason
             self._report(
+                saving=not left or self._checkpoint_due(after=1),
                 deal=self._assigned if left else (self._epoch + 1, 0),
                 progress=self._epoch + 1 - left / self._steps_per_epoch,
                 step_seconds=self._computed / self._steps if self._steps else 0.0,
@@ -222,7 +223,9 @@ class ElasticLoop(TrainLoop):
 
     def _stands_for_all(self) -> bool:
         """Return whether this group is the first one, and has the averaged model, as after a round."""
-        return self._is_first() and self.elastic_average.after.place.t == self._parts.optimizer.t
+        place = self.elastic_average.after.place
+        is_common = place.t == self._parts.optimizer.t and self.elastic_average.covers_all
+        return is_common and self._is_first()
 
     def _at_exit(self) -> str:
         t, after = self._parts.optimizer.t, self.elastic_average.after

@@ -219,9 +219,9 @@ class TrainLoop(ABC):
         parts = self._parts
         return parts.length.left(self._epoch, parts.optimizer.t, parts.batches)
 
-    def _checkpoint_due(self) -> bool:
+    def _checkpoint_due(self, after: int = 0) -> bool:
         every = self._config.checkpoint_every_steps
-        return every is not None and self._parts.optimizer.t % every == 0
+        return every is not None and (self._parts.optimizer.t + after) % every == 0
 
     def _evaluate(self, epoch: int) -> None:
         if not self._stands_for_all():

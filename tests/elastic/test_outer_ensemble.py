@@ -34,15 +34,24 @@ MERGE = RadialDirectional()
 
 
 class Moved:
-    """A group that moves by given changes, and then synchronizes."""
+    """A group that moves by given changes, and then synchronizes; by default after each change."""
 
-    def __init__(self, group: Communicator, alive: ElasticAverage, dtype: torch.dtype, **how: Any) -> None:
+    def __init__(
+        self,
+        group: Communicator,
+        alive: ElasticAverage,
+        dtype: torch.dtype,
+        *,
+        sync_every: int = 1,
+        method: hpcsgd.Method | None = None,
+        **how: Any,
+    ) -> None:
         self.net = model(dtype=dtype)
         self.optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(self.net.parameters(), lr=1.0),
             self.net,
             dataclasses.replace(form(group), replica_groups=alive),
-            hpcsgd.ensemble_sync(1, **how),
+            hpcsgd.ensemble_sync(sync_every, **how) if method is None else method,
         )
 
     def by(self, change: float) -> Tensor:

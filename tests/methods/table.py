@@ -283,6 +283,12 @@ REFERENCES: Mapping[str, Case] = {
         local(lambda P: guarding(1, 0.5, 2)),
         form=replica_groups,
     ),
+    "ensemble_sync, fragments": Case(
+        "ensemble_sync",
+        lambda: {"sync_every": EVERY, "outer": NESTEROV, "num_fragments": 2},
+        local(lambda P: in_turn(EVERY, 2, 0, blended(0.0), NESTEROV, fewest=1)),
+        form=replica_groups,
+    ),
     "ensemble_sync, radial-directional": Case(
         "ensemble_sync",
         lambda: {"sync_every": EVERY, "merge": RadialDirectional(), "outer": NESTEROV},

@@ -218,8 +218,13 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str
         assert sorted(stayed.seen[epoch] + returned.seen[epoch]) == list(range(TRAIN))
 
 
+OUTER = ["--method.outer", "{name='SGD', lr=0.7, momentum=0.9, nesterov=true}"]
+RISING = ["--method.outer_schedule", "{name='piecewise', lr=[[0, 0.2], [1, 1.0]]}"]
+
+
+@pytest.mark.parametrize("outer", [[], [*OUTER, *RISING], [*OUTER, "--method.num_fragments", "2"]])
 def test_who_comes_new_looks_on_until_samples_are_assigned(
-    job_file: Path, tmp_path: Path, desk: Desk
+    job_file: Path, tmp_path: Path, desk: Desk, outer: list[str]
 ) -> None:
     begun = threading.Event()
 
@@ -233,9 +238,9 @@ def test_who_comes_new_looks_on_until_samples_are_assigned(
         return world.live(1, 2)[0]
 
     with desk.coordinator(1) as at:
-        world = World(
-            at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "1", "--training.epochs", "2"]
-        )
+        every = ["--method.sync_every", "2" if "--method.num_fragments" in outer else "1"]
+        more = [*every, "--training.epochs", "2", *outer]
+        world = World(at, job_file, tmp_path / "checkpoints", more)
         (first,), second = together(lambda: world.live(0, 2, before_step=wait), late)
     assert_same(first.model, second.model)
     assert list(second.seen) == [1]

@@ -14,7 +14,7 @@ from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
-from hpcsgd.parts.averagers import OUTER_STATE, OuterElasticMean
+from hpcsgd.parts.averagers import OUTER_STATE, OuterElasticFragments, OuterElasticMean
 from hpcsgd.train.static_run import StaticLoop
 from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train.replica_groups_of_threads import NO_NORM, WORDS, Stops, World, assert_same, together
@@ -49,12 +49,34 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> 
     assert_same(one.model, threads.run(2, plain)[0])
 
 
-def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+FRAGMENTS = ["--method.sync_every", "6", "--method.num_fragments", "3"]
+"""A synchronization of one fragment after every two steps."""
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 3)])
+def test_groups_end_with_one_model_if_they_synchronize_fragments(
+    job_file: Path, tmp_path: Path, desk: Desk, ranks: tuple[int, int]
+) -> None:
+    """Where an epoch ends or a checkpoint is saved, all fragments are synchronized. Epochs have 12 steps."""
+
+    more = [*FRAGMENTS, *NO_NORM, "--training.checkpoint_every_steps", "8"]
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words(SGD, *more))
+        (one, *_), (other, *_) = together(
+            lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1])
+        )
+    assert_same(one.model, other.model)
+    commits = [event["t"] for event in desk.events() if event["event"] == "commit"]
+    assert commits == [0, *range(2, 37, 2)]
+
+
+@pytest.mark.parametrize("more", [[], FRAGMENTS])
+def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk, more: list[str]) -> None:
     """The groups resume with θ and the outer momentum of the checkpoint."""
 
     def outer(parts: TrainingSetup) -> dict[str, Tensor]:
         averager = parts.optimizer.method.averager
-        assert isinstance(averager, OuterElasticMean)
+        assert isinstance(averager, OuterElasticMean | OuterElasticFragments)
         state = averager.state_dict().sharded
         return {
             name: torch.cat([x.clone() for x in state[name]])
@@ -71,19 +93,22 @@ def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk) -> None:
     kept: list[TrainingSetup] = []
     begun: list[dict[str, Tensor]] = []
     with desk.coordinator(1) as at:
-        World(at, job_file, tmp_path / "checkpoints", words(SGD)).live(0, 1, 1, stops_at=15, prepare=keep)
+        world = World(at, job_file, tmp_path / "checkpoints", words(SGD, *more))
+        world.live(0, 1, 1, stops_at=15, prepare=keep)
     saved = outer(kept[-1])
     (desk.folder / "register.json").unlink(missing_ok=True)
     with desk.coordinator(1) as at:
-        World(at, job_file, tmp_path / "checkpoints", words(SGD)).live(
-            0, 1, 2, prepare=keep, before_step=look
-        )
+        world = World(at, job_file, tmp_path / "checkpoints", words(SGD, *more))
+        world.live(0, 1, 2, prepare=keep, before_step=look)
     assert saved[f"{OUTER_STATE}momentum_buffer"].abs().sum() > 0
     for name, value in saved.items():
         assert torch.equal(value, begun[0][name][: value.numel()]), name
 
 
-def test_a_late_group_does_not_stand_for_all(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_late_group_does_not_stand_for_all(
+    job_file: Path, tmp_path: Path, desk: Desk, fragments: int
+) -> None:
     """Its work counts at the end of an epoch. There the other group evaluates, which is at that step."""
 
     def late(t: int) -> None:
@@ -99,10 +124,9 @@ def test_a_late_group_does_not_stand_for_all(job_file: Path, tmp_path: Path, des
             wait_for(lambda: 0 in at.membership.expected)
 
     how = ["--method.quorum", "1", "--method.grace_s", "600", "--method.late_rounds", "2"]
+    how += ["--method.sync_every", str(fragments), "--method.num_fragments", str(fragments), *NO_NORM]
     with desk.coordinator(2, quorum=1, grace=600, late_rounds=2) as at:
-        world = World(
-            at, job_file, tmp_path / "checkpoints", words(SGD, *how, *NO_NORM, "--method.sync_every", "1")
-        )
+        world = World(at, job_file, tmp_path / "checkpoints", words(SGD, *how))
         (one,), (other,) = together(
             lambda: world.live(0, 2, before_step=late), lambda: world.live(1, 2, before_step=wait)
         )

@@ -13,6 +13,7 @@ from hpcsgd.parts.averagers.optimizer_state import (
     WithOptimizerState,
     keep_state,
 )
+from hpcsgd.parts.averagers.outer_elastic_fragments import OuterElasticFragments
 from hpcsgd.parts.averagers.outer_elastic_mean import MeanFrom, OuterElasticMean
 from hpcsgd.parts.averagers.outer_step import NESTEROV, OUTER_STATE, MakeOptimizer, OuterStep
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
@@ -42,6 +43,7 @@ __all__ = [
     "Mean",
     "MeanFrom",
     "MeanOfAll",
+    "OuterElasticFragments",
     "OuterElasticMean",
     "OuterStep",
     "PerBlock",

@@ -46,11 +46,22 @@ class ByTensor:
         return cls(slots, parts)
 
     @classmethod
-    def of_buckets(cls, buckets: Sequence[Bucket]) -> ByTensor:
-        """Return those in the `parameters` of each bucket."""
+    def of_buckets(cls, buckets: Sequence[Bucket], cuts: Sequence[Sequence[slice]] | None = None) -> ByTensor:
+        """Return those in the `parameters` of each bucket, or in the slices `cuts` of each, joined."""
         slots = _slots(buckets)
-        places = [(i, slice(slot.start, slot.stop)) for i, b in enumerate(buckets) for slot in b.slots]
-        return cls(slots, [TensorPart(number, i, place) for number, (i, place) in enumerate(places)])
+        number, parts, vector = {slot: i for i, slot in enumerate(slots)}, list[TensorPart](), 0
+        for i, b in enumerate(buckets):
+            of_bucket = [slice(0, b.parameters.numel())] if cuts is None else cuts[i]
+            start = 0
+            for cut in of_bucket:
+                for slot in b.slots:
+                    low, high = max(slot.start, cut.start), min(slot.stop, cut.stop)
+                    if low < high:
+                        place = slice(start + low - cut.start, start + high - cut.start)
+                        parts.append(TensorPart(number[slot], vector, place))
+                start += cut.stop - cut.start
+            vector += bool(of_bucket)
+        return cls(slots, parts)
 
     def norms(self, vectors: Sequence[Tensor], ranks: Communicator | None) -> Tensor:
         """Return the norm of each tensor in `vectors`, as float64 on the host.

@@ -21,15 +21,19 @@ ShardPart = tuple[int, int, int]
 """(start, stop, fragment): the real numbers [start, stop) of a parameter, and their fragment's index."""
 
 
+Place = tuple[str, int, int, int]
+"""(name, start, stop, offset): the real numbers [start, stop) of a parameter are at `offset` in a vector."""
+
+
 @dataclass(frozen=True)
 class Fragment:
-    """One fragment of the model: where its elements are in this rank's shard of every bucket."""
+    """One fragment of the model: where its elements are in this rank's shard of every bucket, or in `w`."""
 
     cuts: Sequence[Sequence[slice]]
-    """For each bucket, the slices of `param_shard` that belong to the fragment."""
+    """For each bucket, the slices of `param_shard`, or of `w`, that belong to the fragment."""
 
     def of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the fragment's parts of `vectors`, which have the shapes of `param_shard`.
+        """Return copies of the fragment's parts of `vectors`, which are cut like `param_shard`, or like `w`.
 
         There is one copy per bucket; buckets without elements of the fragment are left out. If no bucket has
         any, the result is one empty tensor.
@@ -54,8 +58,8 @@ class Fragment:
         return {i: x.dtype for i, x in zip(numbers, mine, strict=False)}
 
 
-def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
-    """Return the model as F fragments of about the same size.
+def fragments(buckets: Sequence[Bucket], F: int, *, whole: bool = False) -> list[Fragment]:
+    """Return the model as F fragments of about the same size, in the buckets' shards; if `whole`, in `w`.
 
     A layer is the parameters of one module. It is assigned to the fragment with the fewest elements so far,
     in a tie to the first of them. A layer with more than 1/F of the model is first cut into equal pieces.
@@ -75,7 +79,8 @@ def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
     for (slots, low, high), p in zip(cut, in_order([high - low for _, low, high in cut], F), strict=True):
         for slot, start, stop in _within(slots, low, high):
             shares.setdefault(slot.name, []).append((start, stop, p))
-    return [Fragment([_cuts(b, shares, p) for b in buckets]) for p in range(F)]
+    places = [list(_in_w(b) if whole else _in_shard(b)) for b in buckets]
+    return [Fragment([_cuts(each, shares, p) for each in places]) for p in range(F)]
 
 
 def put_together(
@@ -109,19 +114,30 @@ def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, 
         start = stop
 
 
-def _cuts(bucket: Bucket, shares: Mapping[str, Sequence[ShardPart]], p: int) -> list[slice]:
-    """Return the slices of the bucket's `param_shard` that belong to fragment `p`, adjacent ones joined.
+def _in_shard(bucket: Bucket) -> Iterator[Place]:
+    for piece in bucket.ranges:
+        yield piece.slot.name, piece.start * bucket.reals, piece.stop * bucket.reals, piece.offset
 
-    `shares` says by parameter name which of its numbers belong to which fragment.
+
+def _in_w(bucket: Bucket) -> Iterator[Place]:
+    for slot in bucket.slots:
+        first = slot.first * bucket.reals
+        yield slot.name, first, first + slot.stop - slot.start, slot.start
+
+
+def _cuts(places: Sequence[Place], shares: Mapping[str, Sequence[ShardPart]], p: int) -> list[slice]:
+    """Return the slices of a bucket's vector that belong to fragment `p`, adjacent ones joined.
+
+    `places` says where parameters are in the vector. `shares` says by parameter name which of its numbers
+    belong to which fragment.
     """
     found: list[slice] = []
-    for piece in bucket.ranges:
-        first, last = piece.start * bucket.reals, piece.stop * bucket.reals
-        for start, stop, fragment in shares[piece.slot.name]:
+    for name, first, last, offset in places:
+        for start, stop, fragment in shares[name]:
             low, high = max(start, first), min(stop, last)
             if fragment != p or low >= high:
                 continue
-            begin, end = (piece.offset + x - first for x in (low, high))
+            begin, end = (offset + x - first for x in (low, high))
             if found and found[-1].stop == begin:
                 begin = found.pop().start
             found.append(slice(begin, end))

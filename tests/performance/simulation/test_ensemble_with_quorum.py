@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from hpcsgd.performance.simulation import (
 )
 from hpcsgd.performance.simulation.compute import Compute
 from hpcsgd.performance.simulation.picture import draw
-from hpcsgd.performance.simulation.rules import Ensemble, EnsembleWithQuorum
+from hpcsgd.performance.simulation.rules import Ensemble, EnsembleWithQuorum, rule_of
 from hpcsgd.performance.simulation.rules import ensemble_with_quorum as module
 from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from train.replica_groups_of_threads import NO_NORM, Life, World, together
@@ -124,6 +125,14 @@ def test_one_who_misses_the_end_of_an_epoch_looks_on_until_samples_are_assigned(
 def test_an_epoch_ends_with_a_synchronization() -> None:
     found = simulated(1.0, 1.0, 1.0, steps=7, steps_per_epoch=5)
     assert [sync.t for sync in found.syncs] == [2, 4, 5, 6, 7]
+
+
+def test_fragments_synchronize_in_turn() -> None:
+    """Two fragments that synchronize every three steps: after ⌈1.5·n⌉ steps, with a quorum and without."""
+    for quorum in (None, replace(ENOUGH, groups=3)):
+        found = SimulatedRun(Compute(Layout(3, 1), Constant(1.0)), Durations(model_average=0.5), 8)
+        rule_of(Living(Fraction(3, 2), quorum)).run(found)
+        assert found.stats.seconds["model_average"].tolist() == [0.0, 1.5, 1.5, 0.0, 1.5, 1.5, 0.0, 1.5]
 
 
 def test_who_is_late_at_the_end_ends_when_it_is_ready() -> None:

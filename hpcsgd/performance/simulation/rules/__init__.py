@@ -60,7 +60,7 @@ def rule_of(waits: Waits) -> Rule:
             period = _known(period)
             return Delayed(period, late) if late else Synchronous(period)
         case Living(period, quorum):
-            every = _whole(period)
+            every = _known(period)
             return Ensemble(every) if quorum is None else EnsembleWithQuorum(every, quorum)
         case InNeighbors(graph, late, period):
             return Push(graph, late, _known(period))
@@ -88,8 +88,7 @@ def _whole(period: Period | None) -> int:
     known = _known(period)
     if not isinstance(known, int):
         raise UserError(
-            f"groups that may die, or that ask a server, synchronize after a whole number of steps, and not "
-            f"{known}"
+            f"groups that ask a server synchronize after a whole number of steps, and not {known}"
         )
     return known
 

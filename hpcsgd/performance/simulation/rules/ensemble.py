@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.core.waits import Period, step_of_sync, syncs_after
 from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation.compute import Seconds
 from hpcsgd.performance.simulation.deaths import Deaths
@@ -32,21 +33,22 @@ class Ensemble:
     An epoch has `Failures.syncs_per_epoch` synchronizations.
     """
 
-    every: int
+    every: Period
     dies_as_one = False
 
     def run(self, course: SimulatedRun) -> None:
         replica_groups = _ReplicaGroups(course)
-        epoch = self.every * (course.failures.syncs_per_epoch if course.failures else 1)
+        per_epoch = course.failures.syncs_per_epoch if course.failures else 1
         t = 0
         while t < course.T:
-            replica_groups.step(t, t - t % self.every)
+            syncs, later = (syncs_after(steps, self.every) for steps in (t, t + 1))
+            replica_groups.step(t, step_of_sync(syncs, self.every))
             if not replica_groups.alive.any():
-                t -= t % epoch
+                t = step_of_sync(syncs - syncs % per_epoch, self.every)
                 replica_groups.begin_again(t)
                 continue
-            if (t + 1) % self.every == 0:
-                replica_groups.synchronize(t, epoch_begins=(t + 1) % epoch == 0)
+            if later > syncs:
+                replica_groups.synchronize(t, epoch_begins=later % per_epoch == 0)
             replica_groups.end(t)
             t += 1
         replica_groups.close()

@@ -27,7 +27,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from hpcsgd.core.waits import Quorum
+from hpcsgd.core.waits import Period, Quorum, step_of_sync, syncs_after
 from hpcsgd.elastic.arrivals import Arrivals
 from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.register import Phase, Point, Register, Vote
@@ -51,7 +51,7 @@ class Kind(IntEnum):
 class EnsembleWithQuorum:
     """The rule of EnsembleSync with a `quorum`; groups synchronize after every `every` (T) steps."""
 
-    every: int
+    every: Period
     quorum: Quorum
     dies_as_one = False
 
@@ -65,7 +65,7 @@ class EnsembleWithQuorum:
 class _Groups:
     """The coordinator, the state of each group, and the events to come."""
 
-    def __init__(self, course: SimulatedRun, every: int, quorum: Quorum) -> None:
+    def __init__(self, course: SimulatedRun, every: Period, quorum: Quorum) -> None:
         P = course.layout.P
         self._course, self._every, self._quorum = course, every, quorum
         self._per_epoch = P * (course.steps_per_epoch or course.T)
@@ -207,7 +207,7 @@ class _Groups:
     def _train(self, who: Indices, t: int, end: int) -> None:
         """Let groups `who` train from step `t` on until they synchronize. The epoch ends at step `end`."""
         course, d = self._course, self._course.durations
-        until = min(t - t % self._every + self._every, end, course.T)
+        until = min(step_of_sync(syncs_after(t, self._every) + 1, self._every), end, course.T)
         self._t[who], self._ends_epoch[who] = until, until == end
         for step in range(t, until):
             mean, longest = course.drawn(step)

@@ -1,0 +1,157 @@
+"""What a group adds to an average of some fragments of the model, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from hpcsgd.comm import phase
+from hpcsgd.core.norm import squared_norm, sum_on_host
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.waits import Quorum
+from hpcsgd.parts.averagers.by_tensor import ByTensor
+from hpcsgd.parts.averagers.elastic_mean import rebased
+from hpcsgd.parts.averagers.radial_directional import (
+    PHASE,
+    RadialDirectional,
+    changes_of,
+    from_directions,
+    plain_tensors,
+    to_directions,
+)
+
+
+class Part(Protocol):
+    """One fragment in the model of this group."""
+
+    @property
+    def norm(self) -> float:
+        """The norm of its change since its last synchronization."""
+        ...
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors to average, which hold the means afterwards."""
+        ...
+
+    @property
+    def is_model(self) -> bool:
+        """True if the tensors are the model itself; otherwise they are changes of it."""
+        ...
+
+    def merged(self, theta: Sequence[Tensor], s: StepContext) -> Sequence[Tensor]:
+        """Return the groups' merged fragment, whose θ is `theta`, once `tensors` hold the means."""
+        ...
+
+
+class MeanPart:
+    """A fragment of which the plain mean is taken: its model `w`, which was `theta`."""
+
+    is_model = True
+
+    def __init__(self, w: Sequence[Tensor], theta: Sequence[Tensor], s: StepContext) -> None:
+        self.tensors = w
+        squared = sum_on_host(squared_norm(x - y) for x, y in zip(w, theta, strict=True))
+        if s.sharded:
+            s.topology.intra_group.allreduce(squared).wait()
+        self.norm = squared.sqrt().item()
+
+    def merged(self, theta: Sequence[Tensor], s: StepContext) -> Sequence[Tensor]:
+        return self.tensors
+
+
+class RadialPart:
+    """A fragment of which the radial-directional average `merge` is taken; `cuts` say where it is.
+
+    A tensor that two fragments share has a direction in each of them.
+    """
+
+    is_model = False
+
+    def __init__(
+        self,
+        merge: RadialDirectional,
+        cuts: Sequence[Sequence[slice]],
+        w: Sequence[Tensor],
+        theta: Sequence[Tensor],
+        s: StepContext,
+    ) -> None:
+        self._places = ByTensor.of_buckets(s.buckets, cuts)
+        self._plain = plain_tensors(merge, self._places, s)
+        self._changes = changes_of(w, theta)
+        with phase(PHASE):
+            radii = self._places.norms(self._changes, s.topology.intra_group if s.sharded else None)
+        self.norm = radii.square().sum().sqrt().item()
+        self._radii = radii.to(w[0].device)
+        self._places.scale(self._changes, to_directions(radii, self._plain))
+        self.tensors = [*self._changes, self._radii]
+
+    def merged(self, theta: Sequence[Tensor], s: StepContext) -> Sequence[Tensor]:
+        with phase(PHASE):
+            lengths = self._places.norms(self._changes, s.topology.intra_group if s.sharded else None)
+        factors, _ = from_directions(self._radii, lengths, self._plain, self._places.slots)
+        self._places.scale(self._changes, factors)
+        return [change.add_(x).to(x.dtype) for change, x in zip(self._changes, theta, strict=True)]
+
+
+class FragmentsContribution:
+    """What a group adds to an average: its fragments `parts`, whose θ is `theta`.
+
+    `shared`: for each fragment, what is the same in all groups. `part`: the index of the fragment that is
+    due for this group; None: all of them.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        theta: Sequence[Sequence[Tensor]],
+        shared: Sequence[Sequence[Tensor]],
+        quorum: Quorum | None,
+        part: int | None,
+    ) -> None:
+        self.parts, self.part, self._theta, self._shared = parts, part, theta, shared
+        self.norms: Sequence[float] = [each.norm for each in parts]
+        self.shared: Sequence[Tensor] = [x for each in shared for x in each]
+        self.late_rounds = quorum.late_rounds if quorum is not None else 0
+        self.buffers: Sequence[Tensor] = ()
+        """Tensors that every round averages, in addition to the fragments."""
+        self.t, self.is_late = 0, False
+        """The updates that the groups have done; and True if late work of this group counts."""
+        self.moved = [0] * len(parts)
+        """For each fragment, the number of groups in the mean, or 0 if none of them has changed it."""
+        self._averaged: int | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*(x for each in self.parts for x in each.tensors), *self.buffers]
+
+    def shared_of(self, p: int) -> Sequence[Tensor]:
+        """Return the tensors in `shared` that belong to fragment `p`."""
+        return self._shared[p]
+
+    def averages(self, p: int) -> bool:
+        """Return whether the round averages fragment `p`."""
+        return self._averaged in (None, p)
+
+    def __call__(
+        self,
+        norms: Mapping[int, Sequence[float]],
+        t: int,
+        part: int | None,
+        newest: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor | None]:
+        self.t, self._averaged, self.is_late = t, part, bool(newest)
+        found: list[Tensor | None] = []
+        rest = iter(newest)
+        for p, (each, theta, shared) in enumerate(zip(self.parts, self._theta, self._shared, strict=True)):
+            self.moved[p] = len(norms) if any(row[p] for row in norms.values()) else 0
+            theirs = [next(rest) for _ in shared] if newest else []
+            if not self.averages(p):
+                found += [None] * len(each.tensors)
+            elif newest and each.is_model:
+                found += rebased(each.tensors, theta, theirs[: len(theta)])
+            else:
+                found += each.tensors
+        return [*found, *self.buffers]
