@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
-DISTRIBUTIONS = {
+DISTRIBUTIONS: dict[str, str] = {
     "sklearn": "scikit-learn",
     "threadpoolctl": "scikit-learn",  # which needs it
     "hydra_plugins": "hydra-submitit-launcher",
@@ -40,7 +40,7 @@ def wanted(code: str) -> Iterator[tuple[str, bool]]:
         )
         for call in (node for node in ast.walk(part) if isinstance(node, ast.Call)):
             if ast.unparse(call.func) == "pytest.importorskip":
-                module = ast.literal_eval(call.args[0]).split(".")[0]
+                module = str(ast.literal_eval(call.args[0])).partition(".")[0]
                 yield DISTRIBUTIONS.get(module, module), marked
 
 
