@@ -145,7 +145,7 @@ def test_closing_waits_for_what_is_queued() -> None:
     comm_thread, done = CommThread("test"), []
     submit(comm_thread, lambda: time.sleep(0.05))
     submit(comm_thread, lambda: done.append(True))
-    assert close_comm_threads(PATIENCE)
+    assert close_comm_threads(PATIENCE, [comm_thread])
     assert done == [True]
     assert CommThread("never started").close(0.0)
 
