@@ -116,5 +116,4 @@ def all_rows(mine: Sequence[float], index: int, here: Register, ring: TcpRing) -
     rows[members.index(index)] = torch.tensor(mine, dtype=torch.float64, device="cpu")
     found = torch.empty_like(rows)
     ring.mean(rows.view(-1), found.view(-1), 1)
-    numbers: list[list[float]] = found.tolist()
-    return dict(zip(members, numbers, strict=True))
+    return {group: [x.item() for x in row] for group, row in zip(members, found, strict=True)}

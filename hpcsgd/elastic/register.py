@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 
@@ -105,13 +106,13 @@ class Register:
     going: tuple[int, ...] = ()
     """Separately started replica groups that have to stop; the others continue without them."""
 
-    @property
+    @cached_property
     def replica_groups(self) -> tuple[int, ...]:
         return tuple(member.replica_group for member in self.members)
 
-    @property
+    @cached_property
     def clients(self) -> set[tuple[int, int]]:
-        """The clients of all members, as (replica group, rank)."""
+        """The clients of all members, as (replica group, rank); not to be changed."""
         return {(member.replica_group, rank) for member in self.members for rank in range(member.ranks)}
 
     def stops(self, replica_group: int) -> bool:
@@ -126,13 +127,13 @@ class Register:
         """
         return self.phase is Phase.RUN and replica_group in self.replica_groups and last < self.generation
 
-    @property
+    @cached_property
     def counting(self) -> tuple[int, ...]:
         """The members whose parameters are averaged in the current round."""
         counting = {*self.up_to_date, *self.late}
         return tuple(replica_group for replica_group in self.replica_groups if replica_group in counting)
 
-    @property
+    @cached_property
     def up_to_date(self) -> tuple[int, ...]:
         """The members in `counting` that have missed no round.
 
@@ -140,10 +141,11 @@ class Register:
         """
         newest = max((member.rounds for member in self.members), default=0)
         here = [m.replica_group for m in self.members if m.rounds == newest or not self.is_first]
-        trained = [replica_group for replica_group in here if replica_group in self.sharing]
+        sharing = set(self.sharing)
+        trained = [replica_group for replica_group in here if replica_group in sharing]
         return tuple(trained or here)
 
-    @property
+    @cached_property
     def late(self) -> tuple[int, ...]:
         """The members in `counting` that have missed rounds."""
         return tuple(m.replica_group for m in self.members if m.late and self.is_first)

@@ -73,7 +73,7 @@ def test_a_group_that_was_left_out_and_missed_no_round_reads_that_its_work_count
 ) -> None:
     caplog.set_level(logging.WARNING)
     work = LateWork(0, 0)
-    learned = SimpleNamespace(norm=1.0, late_rounds=2)
+    learned = SimpleNamespace(norms=[1.0], late_rounds=2)
     work.begin(learned, 1)  # type: ignore[arg-type]
     if counting:
         work.left_out("it did not arrive")

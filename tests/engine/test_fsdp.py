@@ -42,6 +42,7 @@ REFUSED = {
     "hierarchical with ExDyna",
     "ensemble_sync",
     "ensemble_sync with a guard",
+    "ensemble_sync, fragments",
     "ensemble_sync, radial-directional",
 }
 EQUAL = [label for label in REFERENCES if label not in BY_SHARDS | REFUSED]
