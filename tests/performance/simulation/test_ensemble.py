@@ -38,6 +38,7 @@ class Groups:
         assert course.failures is not None
         self.failures = course.failures
         self.env, self.course, self.rule = simpy.Environment(), course, rule
+        self.every = int(rule.every)
         self.P, self.restart = course.layout.P, course.failures.restart_seconds
         of_node, of_rank = course.failures.mtbf_seconds, course.failures.rank_mtbf_seconds or math.inf
         alone = course.layout.groups_on_a_host == 1
@@ -85,7 +86,7 @@ class Groups:
                 return self.dead(g, t)
             yield self.env.timeout(work)
             t += 1
-            if t % self.rule.every == 0:
+            if t % self.every == 0:
                 self.arrived.add(g)
                 synced = self.synced
                 self.look(t)
@@ -100,14 +101,14 @@ class Groups:
         if not self.alive:
             self.env.process(self.begins_again(t))
         elif t < T:
-            self.look(t - t % self.rule.every + self.rule.every)
+            self.look(t - t % self.every + self.every)
 
     def begins_again(self, t: int) -> Process:
         self.again += 1
         self.unheard, self.arrived = 0.0, set()
         first = min(range(self.P), key=lambda g: self.dies[g])
         yield self.env.timeout(max(self.dies[first] + self.restart - self.env.now, 0.0))
-        self.begin([first], t - t % (self.rule.every * self.failures.syncs_per_epoch))
+        self.begin([first], t - t % (self.every * self.failures.syncs_per_epoch))
 
     def look(self, t: int) -> None:
         """Synchronize if all living groups have arrived before step t."""
@@ -121,7 +122,7 @@ class Groups:
             yield self.env.timeout(D.model_average)
         synced, self.synced = self.synced, self.env.event()
         self.arrived = set()
-        if t % (self.rule.every * self.failures.syncs_per_epoch) == 0:
+        if t % (self.every * self.failures.syncs_per_epoch) == 0:
             dead = sorted(set(range(self.P)) - self.alive)
             self.back([g for g in dead if self.dies[g] + self.restart <= begin], t)
         synced.succeed()
