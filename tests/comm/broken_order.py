@@ -85,13 +85,13 @@ def without_keeping(*arguments: Any, work: Callable[..., None] = comm_thread.Wor
 
 
 MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
-    "the lane does not wait for the asker": (
+    "the communication thread does not wait for the caller": (
         "allreduce",
         patched(
             streams.StreamEvent, "precede", lambda moment: None if on_a_comm_thread() else precede(moment)
         ),
     ),
-    "the asker does not wait for the lane": (
+    "the caller does not wait for the communication thread": (
         "allreduce",
         patched(
             streams.StreamEvent, "precede", lambda moment: precede(moment) if on_a_comm_thread() else None
@@ -104,12 +104,12 @@ MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "pinned memory is used again too early": ("one_letter_after_the_other", one_room_for_all),
     "tensors are not kept until wait()": ("dropped", patched(comm_thread.Work, "__init__", without_keeping)),
     "what was handed over is not waited for": ("handed_over", patched(comm_thread.Work, "wait", here_alone)),
-    "the result of a call stays the lane's": (
+    "the result of a call stays that of the communication thread": (
         "result_let_go",
         patched(comm_thread, "take_over", lambda _: None),
     ),
-    "the lane says that it is done before it is": (
-        "run_on_the_lane",
+    "the communication thread says that it is done before it is": (
+        "run_on_the_comm_thread",
         patched(comm_thread.CommThread, "_carried_out", done_too_early),
     ),
     "the lane waits for the default stream, and not for the asker's": (
