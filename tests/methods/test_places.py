@@ -30,8 +30,9 @@ PLACES = {f"hpcsgd/methods/{ADDED}.py", IMPORT, "tests/methods/table.py", "CHANG
 OF_ITS_OWN = {f"tests/methods/test_{ADDED}.py", "tests/methods/test_places.py", "hpcsgd/renamed.py"}
 """The tests of its equations that go beyond the table, this file, and the list of old names."""
 EXAMPLES = {
-    "benchmarks/simulation_speed.py", "tests/core/test_state.py", "tests/engine/test_plan.py",
-    "tests/performance/planning/test_scenario.py", "tests/performance/simulation/test_scenario.py",
+    "benchmarks/simulation_speed.py", "tests/core/test_state.py", "tests/engine/test_group_model.py",
+    "tests/engine/test_plan.py", "tests/performance/planning/test_scenario.py",
+    "tests/performance/simulation/test_scenario.py",
 }  # fmt: skip
 """Files that use it as the only example of a method whose groups wait in pairs.
 
