@@ -97,7 +97,7 @@ class RadialPart:
 
 
 class FragmentsContribution:
-    """What a group adds to an average: its fragments `parts`, whose θ is `theta`.
+    """What group `index` adds to an average: its fragments `parts`, whose θ is `theta`.
 
     `shared`: for each fragment, what is the same in all groups. `part`: the index of the fragment that is
     due for this group; None: all of them.
@@ -105,20 +105,21 @@ class FragmentsContribution:
 
     def __init__(
         self,
+        index: int,
         parts: Sequence[Part],
         theta: Sequence[Sequence[Tensor]],
         shared: Sequence[Sequence[Tensor]],
         quorum: Quorum | None,
         part: int | None,
     ) -> None:
-        self.parts, self.part, self._theta, self._shared = parts, part, theta, shared
+        self._index, self.parts, self.part, self._theta, self._shared = index, parts, part, theta, shared
         self.norms: Sequence[float] = [each.norm for each in parts]
         self.shared: Sequence[Tensor] = [x for each in shared for x in each]
         self.late_rounds = quorum.late_rounds if quorum is not None else 0
         self.buffers: Sequence[Tensor] = ()
         """Tensors that every round averages, in addition to the fragments."""
-        self.t, self.is_late = 0, False
-        """The updates that the groups have done; and True if late work of this group counts."""
+        self.t, self.counts = 0, False
+        """The updates that the groups have done; and True if this group counts in the round."""
         self.moved = [0] * len(parts)
         """For each fragment, the number of groups in the mean, or 0 if none of them has changed it."""
         self._averaged: int | None = None
@@ -142,7 +143,7 @@ class FragmentsContribution:
         part: int | None,
         newest: Sequence[Tensor] = (),
     ) -> Sequence[Tensor | None]:
-        self.t, self._averaged, self.is_late = t, part, bool(newest)
+        self.t, self._averaged, self.counts = t, part, self._index in norms
         found: list[Tensor | None] = []
         rest = iter(newest)
         for p, (each, theta, shared) in enumerate(zip(self.parts, self._theta, self._shared, strict=True)):

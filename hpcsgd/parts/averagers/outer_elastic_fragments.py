@@ -8,11 +8,12 @@ Every group keeps θ and the state of an outer optimizer for each fragment p. It
     W_i,p ← θ_p                        for every group i
 
 In the other fragments, group i keeps the changes that it has made since their last synchronizations. It keeps
-them, too, if others were left out or return meanwhile. A group that returns gets θ and the state of all
-fragments, whichever one is synchronized then. For each fragment p that the others have synchronized without
-it, θ_p is the new and θ_i,p the old one:
+them, too, if others were left out or return meanwhile. When a group returns, all get θ and the state of all
+fragments from one that has missed no round, whichever fragment is synchronized then. For each other fragment
+p in which θ_p, the new one, is not θ_i,p, the old one, as where the others have synchronized it without
+group i:
 
-    W_i,p ← θ_p − (θ_i,p − W_i,p)      if its late work still counts
+    W_i,p ← θ_p − (θ_i,p − W_i,p)      if group i counts in this round
     W_i,p ← θ_p                        otherwise
 
 A synchronization at which groups evaluate or save the model has all fragments. So has one outside the turn,
@@ -102,7 +103,7 @@ class OuterElasticFragments:
                 self._step(p, added, new, s)
                 new = outer.theta
             else:
-                new = _without_synchronization(models[p], old[p], new, added.is_late)
+                new = _without_synchronization(models[p], old[p], new, added.counts)
             for mine, x in self._cut[p].parts(self._whole, new):
                 mine.copy_(x)
         if None not in self._squared:
@@ -167,9 +168,9 @@ class OuterElasticFragments:
             else RadialPart(inner.merge, cut.cuts, w, theta, s)
             for cut, (w, theta) in zip(self._cut, both, strict=True)
         ]
-        added = FragmentsContribution(
-            parts, old, [outer.shared() for outer in self.outers], self.inner.quorum, next(iter(due), None)
-        )
+        shared = [outer.shared() for outer in self.outers]
+        index = s.topology.replica_groups.index
+        added = FragmentsContribution(index, parts, old, shared, self.inner.quorum, next(iter(due), None))
 
         def average(w: list[Tensor]) -> None:
             added.buffers = w[len(s.buckets) :]
@@ -192,12 +193,15 @@ class OuterElasticFragments:
 
 
 def _without_synchronization(
-    w: Sequence[Tensor], old: Sequence[Tensor], new: Sequence[Tensor], is_late: bool
+    w: Sequence[Tensor], old: Sequence[Tensor], new: Sequence[Tensor], counts: bool
 ) -> Sequence[Tensor]:
-    """Return fragment `w` of a group, whose θ was `old` and is `new`, after a round without this fragment."""
+    """Return fragment `w` of a group, whose θ was `old` and is `new`, after a round without this fragment.
+
+    `counts`: the group counts in the round. Groups of other hardware may have another θ in the last bits.
+    """
     if all(x.equal(y) for x, y in zip(old, new, strict=True)):
         return w
-    return rebased(w, old, new) if is_late else new
+    return rebased(w, old, new) if counts else new
 
 
 def _of_fragment(saved: State, p: int, cut: Sequence[Fragment], whole: Sequence[Tensor]) -> State:
