@@ -86,11 +86,12 @@ def own_row(
 
     A group that has missed rounds, or has no samples, leaves the choice of the part to the others. A group
     that `stops` after the round needs all parts. So does one that `saves` the model after it, if it has
-    missed none.
+    missed none. So does a late group without samples, because it does not count in later rounds.
     """
     is_current = index in here.up_to_date
     norms = contribution.norms if index in here.counting else [0.0] * len(contribution.norms)
-    if stops or (is_current and (saves or contribution.part is None)):
+    counts_only_now = index in here.late and index not in here.sharing
+    if stops or counts_only_now or (is_current and (saves or contribution.part is None)):
         return [*norms, t, ALL_PARTS]
     return [*norms, t, NO_OPINION if contribution.part is None or not is_current else contribution.part + 1]
 

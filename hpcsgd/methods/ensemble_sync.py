@@ -106,9 +106,10 @@ def ensemble_sync(
             `RadialDirectional()`, without `guard`. Default None: the mean.
         num_fragments: Number of fragments F of the model, 1 to `sync_every`, of about the same size. After
             every `sync_every`/F steps the groups synchronize one of them, in turn; each has its own θ and
-            outer optimizer. The start, the end of an epoch, and checkpoints synchronize all. A late group
-            loses, or brings later, what it learned in the fragments that it missed, and keeps the rest. More
-            than 1 needs `outer`, without `guard`. Default 1: the whole model.
+            outer optimizer. The start, the end of an epoch, a checkpoint and a stop synchronize all. A late
+            group loses what it learned in the fragments that it missed, and keeps the rest if it still has
+            samples. With `late_rounds` it brings all of that later. More than 1 needs `outer`, without
+            `guard`. Default 1: the whole model.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
