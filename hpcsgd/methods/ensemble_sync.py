@@ -108,7 +108,7 @@ def ensemble_sync(
             every `sync_every`/F steps the groups synchronize one of them, in turn; each has its own θ and
             outer optimizer. The start, the end of an epoch, a checkpoint and a stop synchronize all. A late
             group loses what it learned in the fragments that it missed, and keeps the rest if it still has
-            samples. With `late_rounds` it brings all of that later. More than 1 needs `outer`, without
+            samples. With `late_rounds` all of it may still count. More than 1 needs `outer`, without
             `guard`. Default 1: the whole model.
 
     Returns:

@@ -385,6 +385,25 @@ def test_a_group_dies_while_a_fragment_is_summed_and_another_life_returns(
     assert commits[-7:] == [[0, 1, 2], *[[0, 2]] * 4, [0, 1, 2], [0, 1, 2]]
 
 
+def test_the_first_synchronization_has_all_fragments(desk: Desk) -> None:
+    """The groups begin with other models: all of them take that of group 0, before they have trained."""
+
+    def body(g: int, group: Communicator, alive: ElasticAverage) -> tuple[bool, Tensor, bool]:
+        moved = Moved(group, alive, torch.float64, sync_every=3, num_fragments=3, outer=NESTEROV)
+        with torch.no_grad():
+            for x in moved.net.parameters():
+                x.add_(g)
+        moved.optimizer.average_models()
+        all_at_start, model = alive.covers_all, whole(moved.optimizer)
+        moved.by(1.0)
+        return all_at_start, model, alive.covers_all
+
+    with desk.coordinator(2) as at:
+        found = [one for of_group in replica_groups(at, (1, 2), body) for one in of_group]
+    assert [(at_start, later) for at_start, _, later in found] == [(True, False)] * 3
+    assert all(torch.equal(model, found[0][1]) for _, model, _ in found)
+
+
 @pytest.mark.parametrize("F", [1, 4])
 def test_a_synchronization_sends_one_fragment(desk: Desk, F: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four equal layers, each is a fragment. The first synchronization also sends θ and the momentum."""

@@ -85,7 +85,7 @@ class OuterElasticFragments:
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self._start(s)
-        self._updated = True
+        self._updated = s.t > 0  # it is 0 before the first synchronization of a run
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
