@@ -4,6 +4,9 @@ A late group brings its work to the round in which it returns. There the group g
 others, and adds θ − (θ_base − w) to the mean: w is its model, and θ_base the one from which it trained. So
 the round counts exactly what the group learned. The coordinator decides whether the group has missed too many
 rounds.
+
+If rounds average one part of the model after the other, the group loses only what it learned in the parts
+that the others have averaged without it. What still counts does so in the next rounds of these parts.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from hpcsgd.errors import count_text
 
 log = logging.getLogger(__name__)
 
+OF_EACH_PART = "the last synchronization of each part"
+IN_PARTS = "in the parts of the model that the others synchronized without it"
+
 
 class LateWork:
     """What the replica group `index` learned since its last committed round; each rank has one.
@@ -30,6 +36,8 @@ class LateWork:
         self._rounds, self._late_rounds = 0, 0
         """The number of committed rounds whose mean this group has, and how many it may miss; 0 if it has
         nothing to bring."""
+        self._has_parts = False
+        """True if the model has several parts, which rounds average one after the other."""
         self._may_have_counted = False
         """True if the others may have committed a round in which this group has voted."""
         self._announced = False
@@ -39,6 +47,7 @@ class LateWork:
         """Begin to average `contribution` of a group whose last committed round is number `rounds`."""
         learned = contribution is not None and any(contribution.norms) and rounds > 0
         self._late_rounds = contribution.late_rounds if contribution is not None and learned else 0
+        self._has_parts = contribution is not None and len(contribution.norms) > 1
         self._rounds = rounds
 
     @property
@@ -55,12 +64,18 @@ class LateWork:
         if self.may_count:
             self._announced = True
             self._log(
-                "the other groups go on without this group: %s; what it learned since synchronization %d "
-                "counts later if it misses at most %s",
-                why, self._rounds, count_text(self._late_rounds, "synchronization"),
+                "the other groups go on without this group: %s; what it learned since %s counts later if it "
+                "misses at most %s",
+                why, self._since, count_text(self._late_rounds, "synchronization"),
             )  # fmt: skip
         elif self._late_rounds:
             self._log("the other groups go on without this group: %s", why)
+        elif self._has_parts:
+            self._log(
+                "the other groups go on without this group: %s; it loses what it learned in the parts of the "
+                "model that they synchronize without it",
+                why,
+            )
         else:
             self._log(
                 "the other groups go on without what this group learned since synchronization %d: %s",
@@ -72,27 +87,40 @@ class LateWork:
         missed = during.rounds - self._rounds
         if (missed > 0 or self._announced) and self._late_rounds:
             if self._index in during.counting:
-                self._log(
-                    "synchronization %d counts what this group learned since synchronization %d",
-                    during.rounds + 1, self._rounds,
-                )  # fmt: skip
+                self._count(during.rounds + 1)
             elif self._may_have_counted:
                 self._log(
-                    "the other groups may have counted what this group learned since synchronization %d, so "
-                    "it does not count again",
-                    self._rounds,
-                )  # fmt: skip
+                    "the other groups may have counted what this group learned %s, so it does not count "
+                    "again",
+                    self._missed,
+                )
             else:
-                self._lose(f"this group missed {count_text(missed, 'synchronization')}")
+                self._lose(self._missed, f"this group missed {count_text(missed, 'synchronization')}")
         self._may_have_counted = self._announced = False
 
     def finished(self) -> None:
         """Log that the late work is lost, if there is any, because the others have finished the training."""
         if self.may_count:
-            self._lose("the others have finished the training")
+            self._lose(f"since {self._since}", "the others have finished the training")
 
-    def _lose(self, why: str) -> None:
-        self._log("what this group learned since synchronization %d is lost: %s", self._rounds, why)
+    def _count(self, number: int) -> None:
+        if self._has_parts:
+            self._log("what this group learned counts from synchronization %d on, part by part", number)
+        else:
+            self._log("synchronization %d counts what this group learned since %s", number, self._since)
+
+    def _lose(self, what: str, why: str) -> None:
+        self._log("what this group learned %s is lost: %s", what, why)
+
+    @property
+    def _since(self) -> str:
+        """The synchronization after which this group learned what it has to bring."""
+        return OF_EACH_PART if self._has_parts else f"synchronization {self._rounds}"
+
+    @property
+    def _missed(self) -> str:
+        """What of the work cannot count any more once the others have averaged without this group."""
+        return IN_PARTS if self._has_parts else f"since {self._since}"
 
     def _log(self, line: str, *arguments: object) -> None:
         if self._logs:

@@ -7,9 +7,11 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hpcsgd.elastic.attempt import Outcome
 from hpcsgd.elastic.event_log import EventLog, Loss, read
 from hpcsgd.elastic.late_work import LateWork
 from hpcsgd.elastic.membership_log import MembershipLog
@@ -82,3 +84,74 @@ def test_a_group_that_was_left_out_and_missed_no_round_reads_that_its_work_count
         work.begin(learned, rounds + 1)  # type: ignore[arg-type]
     lines = [line for line in caplog.messages if line.startswith("synchronization")]
     assert lines == ["synchronization 2 counts what this group learned since synchronization 1"] * counting
+
+
+WHY = "it did not arrive"
+GO_ON = f"the other groups go on without this group: {WHY}"
+IN_PARTS = "what this group learned in the parts of the model that the others synchronized without it"
+
+
+def lines_of_late_work(caplog: pytest.LogCaptureFixture, parts: int, late_rounds: int, end: str) -> list[str]:
+    """Return what a group with `parts` logs that was left out after its second synchronization.
+
+    `end` says how its work ends: it "counts", is "lost", or the others have "finished".
+    """
+    caplog.set_level(logging.WARNING)
+    work, learned = LateWork(0, 0), SimpleNamespace(norms=[1.0] * parts, late_rounds=late_rounds)
+    added: Any = learned
+    work.begin(added, 2)
+    work.left_out(WHY)
+    if end == "finished":
+        work.finished()
+    else:
+        back = Member(0, ("",), 2, late=end == "counts")
+        work.committed(replace(RUNNING, rounds=5, began=5, members=(back, Member(1, ("",), 5))))
+    return caplog.messages
+
+
+@pytest.mark.parametrize("end", ["counts", "lost", "finished"])
+def test_what_a_group_loses_at_once_is_what_it_learned_since_the_round_or_in_parts(
+    caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    in_parts = "it loses what it learned in the parts of the model that they synchronize without it"
+    assert lines_of_late_work(caplog, 3, 0, end) == [f"{GO_ON}; {in_parts}"]
+    caplog.clear()
+    whole = f"the other groups go on without what this group learned since synchronization 2: {WHY}"
+    assert lines_of_late_work(caplog, 1, 0, end) == [whole]
+
+
+@pytest.mark.parametrize(
+    ("end", "parts", "line"),
+    [
+        ("counts", 3, "what this group learned counts from synchronization 6 on, part by part"),
+        ("counts", 1, "synchronization 6 counts what this group learned since synchronization 2"),
+        ("lost", 3, f"{IN_PARTS} is lost: this group missed 3 synchronizations"),
+        (
+            "lost",
+            1,
+            "what this group learned since synchronization 2 is lost: this group missed 3 synchroniz",
+        ),
+        (
+            "finished",
+            3,
+            "what this group learned since the last synchronization of each part is lost: the ot",
+        ),
+        ("finished", 1, "what this group learned since synchronization 2 is lost: the others have finished"),
+    ],
+)
+def test_what_becomes_of_late_work(caplog: pytest.LogCaptureFixture, end: str, parts: int, line: str) -> None:
+    left_out, ended = lines_of_late_work(caplog, parts, 2, end)
+    since = "the last synchronization of each part" if parts > 1 else "synchronization 2"
+    most = "counts later if it misses at most 2 synchronizations"
+    assert left_out == f"{GO_ON}; what it learned since {since} {most}"
+    assert ended.startswith(line)
+
+
+def test_parts_that_may_have_counted_do_not_count_again(caplog: pytest.LogCaptureFixture) -> None:
+    work = LateWork(0, 0)
+    added: Any = SimpleNamespace(norms=[1.0, 1.0], late_rounds=2)
+    work.begin(added, 2)
+    work.failed([Outcome(is_unknown=True)])
+    back = (Member(0, ("",), 2), Member(1, ("",), 3))
+    work.committed(replace(RUNNING, rounds=3, began=3, members=back))
+    assert caplog.messages == [f"the other groups may have counted {IN_PARTS}, so it does not count again"]
