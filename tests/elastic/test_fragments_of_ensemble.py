@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from elastic.test_elastic_average import replica_groups
 from elastic.test_late_work import GRACE, no_longer_waited_for
 from elastic.test_outer_ensemble import ADAM, Moved
-from hpcsgd.comm import Communicator
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.core.topology import form
 from hpcsgd.core.waits import Living, Quorum
 from hpcsgd.elastic import ring
 from hpcsgd.elastic.elastic_average import ElasticAverage
@@ -32,6 +34,7 @@ from hpcsgd.parts.averagers import (
     RadialDirectionalElasticMean,
 )
 from hpcsgd.parts.averagers.fragments import fragments
+from hpcsgd.parts.averagers.outer_elastic_fragments import changed_fragments
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules.in_turn import InTurn
 
@@ -309,6 +312,24 @@ def test_a_rounding_error_in_theta_loses_no_change_when_another_group_returns(
     for course in story.found():
         for place, model in course.items():
             torch.testing.assert_close(model, expected[place], msg=f"{place}")
+
+
+def test_all_ranks_of_a_sharded_group_know_which_fragments_were_synchronized() -> None:
+    """A rank may have no rows of a fragment, or rows that a synchronization has not changed."""
+
+    def body(group: Communicator) -> list[list[bool]]:
+        old = [[torch.zeros(3 - group.rank)], [torch.zeros(2)], [torch.zeros(2), torch.zeros(1 - group.rank)]]
+        theta = [[x.clone() for x in fragment] for fragment in old]
+        theta[0][0] += float(group.rank == 0)
+        theta[2][1] += 1.0
+        contexts: list[Any] = [
+            SimpleNamespace(sharded=sharded, topology=form(group)) for sharded in (True, False)
+        ]
+        return [changed_fragments(old, theta, s) for s in contexts]
+
+    found = threads.run(2, body)
+    assert [together for together, _ in found] == [[True, False, True]] * 2
+    assert [alone for _, alone in found] == [[True, False, True], [False, False, False]]
 
 
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 1, 3)])

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hpcsgd.core.norm import squared_norm, sum_on_host
@@ -98,12 +99,16 @@ class OuterElasticFragments:
         added = self._averaged(models, old, s)
         for p, outer in enumerate(self.outers):
             outer.adopt(added.shared_of(p))
+        changed = changed_fragments(old, [outer.theta for outer in self.outers], s)
+        for p, outer in enumerate(self.outers):
             new = [x.to(w.dtype, copy=True) for x, w in zip(outer.theta, models[p], strict=True)]
             if added.averages(p):
                 self._step(p, added, new, s)
                 new = outer.theta
-            else:
-                new = _without_synchronization(models[p], old[p], new, added.counts)
+            elif not changed[p]:
+                continue
+            elif added.counts:
+                new = rebased(models[p], old[p], new)
             for mine, x in self._cut[p].parts(self._whole, new):
                 mine.copy_(x)
         if None not in self._squared:
@@ -192,16 +197,21 @@ class OuterElasticFragments:
             outer.step(mean)
 
 
-def _without_synchronization(
-    w: Sequence[Tensor], old: Sequence[Tensor], new: Sequence[Tensor], counts: bool
-) -> Sequence[Tensor]:
-    """Return fragment `w` of a group, whose θ was `old` and is `new`, after a round without this fragment.
+def changed_fragments(
+    old: Sequence[Sequence[Tensor]], theta: Sequence[Sequence[Tensor]], s: StepContext
+) -> list[bool]:
+    """Return for each fragment whether its θ, which was `old`, has changed; collective in the group.
 
-    `counts`: the group counts in the round. Groups of other hardware may have another θ in the last bits.
+    The answer is the same on all ranks of the group, even if θ changed only in the parts of some of them.
+    Groups of other hardware may have another θ in the last bits.
     """
-    if all(x.equal(y) for x, y in zip(old, new, strict=True)):
-        return w
-    return rebased(w, old, new) if counts else new
+    pairs = (zip(before, after, strict=True) for before, after in zip(old, theta, strict=True))
+    changed = [any(not x.equal(y.to(x.dtype)) for x, y in of_fragment) for of_fragment in pairs]
+    if not s.sharded:
+        return changed
+    on_any_rank = torch.tensor(changed, dtype=torch.int32, device="cpu")
+    s.topology.intra_group.allreduce(on_any_rank, "max").wait()
+    return [bool(x) for x in on_any_rank.tolist()]
 
 
 def _of_fragment(saved: State, p: int, cut: Sequence[Fragment], whole: Sequence[Tensor]) -> State:
