@@ -160,7 +160,7 @@ def ensemble_sync(
         mean = ElasticMean(enough) if guard is None else GuardedElasticMean(guard, enough)
         return Method(grad_reduce, every, mean)
     if outer_schedule is not None:
-        require_useful(outer_schedule, -(-sync_every // num_fragments))
+        require_useful(outer_schedule, sync_every, num_fragments=num_fragments)
     if num_fragments == 1:
         how = OuterElasticMean(_mean(guard, merge, enough), outer, outer_schedule)
         return Method(grad_reduce, every, how)

@@ -228,6 +228,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(UserError, match="outer_schedule: its rate is 0 at step 3"):
         zero = outer_schedules.piecewise(90, lr=[[0, 0.0], [0.5, 0.0], [1, 1.0]])
         hpcsgd.ensemble_sync(3, outer=NESTEROV, outer_schedule=zero)
+    with pytest.raises(UserError, match="outer_schedule: its rate is 0 at step 2"):
+        hpcsgd.ensemble_sync(3, outer=NESTEROV, outer_schedule=zero, num_fragments=2)
 
 
 class Odd(optim.SGD):

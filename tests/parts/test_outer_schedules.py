@@ -17,8 +17,9 @@ from hpcsgd import UserError, outer_schedules
 from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import ModelLayout
-from hpcsgd.methods import diloco, sparseloco
+from hpcsgd.methods import diloco, ensemble_sync, sparseloco
 from hpcsgd.methods.diloco import OuterOptimizer
+from hpcsgd.parts.averagers import NESTEROV
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, OuterValues
 from references import model, one_step
 
@@ -134,6 +135,16 @@ def test_short_stages_are_reported(caplog: pytest.LogCaptureFixture, every: int,
     assert (
         least is None or f"outer_schedule: too few synchronizations in {least}, advised are 20; " in told[0]
     )
+
+
+@pytest.mark.parametrize(("every", "least"), [(2, None), (3, "from step 100 to 150: 17,")])
+def test_short_stages_are_those_of_each_fragment(
+    caplog: pytest.LogCaptureFixture, every: int, least: str | None
+) -> None:
+    schedule = outer_schedules.piecewise(T, momentum=[[0.1, 0.5], [0.15, 0.9]])
+    with caplog.at_level(logging.WARNING):
+        ensemble_sync(every, outer=NESTEROV, outer_schedule=schedule, num_fragments=every)
+    assert [least is not None and least in line for line in caplog.messages] == [True] * (least is not None)
 
 
 @pytest.mark.ranks(2)

@@ -63,13 +63,15 @@ def set_outer_values(optimizer: optim.Optimizer, values: OuterValues) -> None:
             )
 
 
-def require_useful(schedule: OuterSchedule, sync_every: int, begin: int = 0) -> None:
+def require_useful(schedule: OuterSchedule, sync_every: int, begin: int = 0, num_fragments: int = 1) -> None:
     """Check `schedule` for groups that synchronize every `sync_every` steps after step `begin`.
 
-    Warns if a stage, or the part up to step `begin`, has fewer than `FEW` synchronizations. Raises
-    `UserError` if the rate is 0 at the first one, because groups would lose what they have learned.
+    They synchronize each of `num_fragments` fragments so often, one after the other. Warns if a stage, or the
+    part up to step `begin`, has fewer than `FEW` synchronizations of each. Raises `UserError` if the rate is
+    0 at the first one of any, because groups would lose what they have learned.
     """
-    first = (begin // sync_every + 1) * sync_every
+    steps = -(-sync_every // num_fragments)
+    first = (begin // steps + 1) * steps
     if schedule.at(first, 2).lr == 0:
         raise UserError(
             f"outer_schedule: its rate is 0 at step {first}, where groups synchronize: they would lose what "
