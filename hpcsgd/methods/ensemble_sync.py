@@ -126,11 +126,11 @@ def ensemble_sync(
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
         a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns; with `num_fragments` F about 1/F of
-        them. With `guard` or `outer` it sends about 48·P' bytes more for each of them. With `guard` it keeps
-        θ, the model after the last synchronization: M elements. With `merge` it sends 8 bytes more for each
-        tensor of the model, and 16-bit parameters in float32. With `outer` it keeps θ and each state tensor
-        of the outer optimizer, M elements each. When a group joins or returns, it also sends these once, like
-        the model.
+        them. With `guard` or `outer` it sends about 16·(F+2)·P' bytes more for each of them. With `guard` it
+        keeps θ, the model after the last synchronization: M elements. With `merge` it sends 8 bytes more for
+        each tensor of the model, and 16-bit parameters in float32. With `outer` it keeps θ and each state
+        tensor of the outer optimizer, M elements each. When a group joins or returns, it also sends these
+        once, like the model.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from

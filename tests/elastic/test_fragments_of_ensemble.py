@@ -18,7 +18,9 @@ from elastic.test_elastic_average import replica_groups
 from elastic.test_late_work import GRACE, no_longer_waited_for
 from elastic.test_outer_ensemble import ADAM, Moved
 from hpcsgd.comm import Communicator, threads
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.topology import form
+from hpcsgd.core.traffic import BucketLayout, ModelLayout
 from hpcsgd.core.waits import Living, Quorum
 from hpcsgd.elastic import ring
 from hpcsgd.elastic.elastic_average import ElasticAverage
@@ -461,6 +463,18 @@ def test_a_synchronization_sends_one_fragment(desk: Desk, F: int, monkeypatch: p
     of_a_round = 2 * 4 * nbytes // F  # each of two groups sends and passes on half of it
     assert all(of_a_round <= n <= of_a_round + few for n in of_rounds[1:])
     assert of_a_round + 4 * 4 * nbytes <= of_rounds[0] <= of_a_round + 4 * 4 * nbytes + 2 * few
+
+
+@pytest.mark.parametrize("merge", [None, RadialDirectional()])
+@pytest.mark.parametrize("F", [1, 4])
+def test_one_operation_sends_the_norms_of_all_fragments(F: int, merge: RadialDirectional | None) -> None:
+    P, K, n = 5, 2, 4000
+    averager = hpcsgd.ensemble_sync(4, outer=NESTEROV, merge=merge, num_fragments=F).averager
+    operations = list(comm_ops(averager, ModelLayout(P, K, (BucketLayout(n, n, 4),), layers=(n,))))
+    alone = [x for x in operations if x.over == "replica_groups" and x.times == 1.0][: 1 if F == 1 else None]
+    assert [x.nbytes for x in alone] == [8 * P * (F + 2)]
+    models = [x for x in operations if x.over == "replica_groups" and x.nbytes == n / F * 4 / K]
+    assert sum(x.times for x in models) == 1.0
 
 
 def layers(size: int) -> nn.Module:

@@ -32,17 +32,12 @@ from torch import Tensor
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
-from hpcsgd.core.traffic import FLOAT64, BucketLayout, CommOp, ModelLayout, allreduce
+from hpcsgd.core.traffic import BucketLayout, CommOp, ModelLayout
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers.elastic_mean import average_with_buffers, rebased
-from hpcsgd.parts.averagers.fragment_contribution import (
-    FragmentsContribution,
-    MeanPart,
-    Part,
-    RadialPart,
-)
+from hpcsgd.parts.averagers.fragment_contribution import FragmentsContribution
 from hpcsgd.parts.averagers.fragments import Fragment, fragments, put_together
-from hpcsgd.parts.averagers.outer_elastic_mean import MeanFrom
+from hpcsgd.parts.averagers.outer_elastic_mean import MeanFrom, facts_op
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
 from hpcsgd.parts.averagers.radial_directional_elastic import RadialDirectionalElasticMean
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
@@ -121,11 +116,11 @@ class OuterElasticFragments:
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations of a synchronization of one fragment, as a mean over the fragments."""
         F = self.turn.F
-        yield allreduce("replica_groups", FLOAT64 * m.P * (F - 1))  # the norms of the other fragments
+        yield facts_op(m, F)
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
             part = replace(m, buckets=tuple(BucketLayout(n, n, width) for n, width in counts))
-            for x in self.inner.comm_ops(part):
+            for x in self.inner.part_ops(part):
                 yield replace(x, times=x.times / F)
 
     def state_dict(self) -> State:
@@ -166,13 +161,8 @@ class OuterElasticFragments:
         """Average the fragments on which the groups agree; return what this group has added. Collective."""
         due = self.turn.at(s.t) if self._updated else []
         self._updated = False
-        inner, both = self.inner, zip(models, old, strict=True)
-        parts: list[Part] = [
-            MeanPart(w, theta, s)
-            if isinstance(inner, MeanFrom)
-            else RadialPart(inner.merge, cut.cuts, w, theta, s)
-            for cut, (w, theta) in zip(self._cut, both, strict=True)
-        ]
+        pieces = zip(self._cut, models, old, strict=True)
+        parts = [self.inner.part(cut.cuts, w, theta, s) for cut, w, theta in pieces]
         shared = [outer.shared() for outer in self.outers]
         index = s.topology.replica_groups.index
         added = FragmentsContribution(index, parts, old, shared, self.inner.quorum, next(iter(due), None))

@@ -38,6 +38,7 @@ from hpcsgd.parts.averagers.elastic_mean import (
     distance_of_group,
     rebased,
 )
+from hpcsgd.parts.averagers.fragment_contribution import MeanPart
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
 
@@ -86,9 +87,22 @@ class MeanFrom:
         s.metrics["distance"] = distance_of_group(s, before)
         return plain.moved, plain.t
 
+    def part(
+        self, cuts: Sequence[Sequence[slice]], w: Sequence[Tensor], theta: Sequence[Tensor], s: StepContext
+    ) -> MeanPart:
+        """Return the fragment `w` of this group's model, which was `theta` after its last synchronization.
+
+        `cuts` says for each bucket where the fragment is.
+        """
+        return MeanPart(w, theta, s)
+
+    def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        """Yield the operations that average a fragment `m`, without that of `facts_op`."""
+        yield from ElasticMean().comm_ops(m)
+
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         yield facts_op(m)
-        yield from ElasticMean().comm_ops(m)
+        yield from self.part_ops(m)
 
 
 class PlainContribution:

@@ -30,6 +30,7 @@ from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import Quorum
 from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
+from hpcsgd.parts.averagers.fragment_contribution import RadialPart
 from hpcsgd.parts.averagers.outer_elastic_mean import PlainContribution, facts_op
 from hpcsgd.parts.averagers.radial_directional import (
     PHASE,
@@ -88,9 +89,22 @@ class RadialDirectionalElasticMean:
         s.metrics["distance"] = distance_of_group(s, before)
         return contribution.moved, contribution.t
 
+    def part(
+        self, cuts: Sequence[Sequence[slice]], w: Sequence[Tensor], theta: Sequence[Tensor], s: StepContext
+    ) -> RadialPart:
+        """Return the fragment `w` of this group's model, which was `theta` after its last synchronization.
+
+        `cuts` says for each bucket where the fragment is. Collective in a sharded group.
+        """
+        return RadialPart(self.merge, cuts, w, theta, s)
+
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        norms = FLOAT64 * len(m.layers)
         yield facts_op(m)
+        yield from self.part_ops(m)
+
+    def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        """Yield the operations that average a fragment `m`, without that of `facts_op`."""
+        norms = FLOAT64 * len(m.layers)
         if m.sharded:
             yield allreduce("intra_group", norms, PHASE)
             yield allreduce("intra_group", norms, PHASE)
