@@ -134,8 +134,10 @@ def ensemble_sync(
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from
-        the mean, before the outer step. With `outer_schedule`, "outer_lr" and "outer_momentum" are the values
-        of that step. With `guard`, a group that is left out reports that of the model from which it began.
+        the mean, before the outer step. With `num_fragments`, each fragment counts as of its last
+        synchronization in this run, and 0 before it. With `outer_schedule`, "outer_lr" and "outer_momentum"
+        are the values of that step. With `guard`, a group that is left out reports that of the model from
+        which it began.
 
         A late group keeps its optimizer state. Its float buffers count as they are, and `guard` compares its
         change with its own history. Checkpoints never hold late work.

@@ -427,6 +427,29 @@ def test_the_first_synchronization_has_all_fragments(desk: Desk) -> None:
     assert all(torch.equal(model, found[0][1]) for _, model, _ in found)
 
 
+def test_the_distance_has_the_fragments_that_were_synchronized(desk: Desk) -> None:
+    """The groups move apart by 1 in each step, so that group 0 is half of that off the mean."""
+    F, sizes = 3, [int(mask.sum()) for mask in start_of(desk, 3)[1]]
+
+    def body(g: int, group: Communicator, alive: ElasticAverage) -> list[float]:
+        moved = Moved(group, alive, torch.float64, sync_every=F, num_fragments=F, outer=NESTEROV)
+        found = []
+        for _ in range(4):
+            moved.by(float(g))
+            found.append(moved.optimizer.metrics["distance"])
+        return found
+
+    squared, expected = [0.0] * F, list[float]()
+    for t in range(1, 5):
+        fragment = due(t, F, F)
+        assert fragment is not None
+        squared[fragment] = sizes[fragment] * (min(t, F) / 2) ** 2
+        expected.append(sum(squared) ** 0.5)
+    with desk.coordinator(2) as at:
+        for of_group in replica_groups(at, (1, 2), body):
+            assert of_group[0] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("F", [1, 4])
 def test_a_synchronization_sends_one_fragment(desk: Desk, F: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four equal layers, each is a fragment. The first synchronization also sends θ and the momentum."""

@@ -57,7 +57,9 @@ class Turn(Protocol):
 class OuterElasticFragments:
     """The averager `inner`, followed by an outer step, for the fragments that `turn` lists.
 
-    The step is that of `OuterStep(make_optimizer, schedule)`, with a state of its own for each fragment.
+    The step is that of `OuterStep(make_optimizer, schedule)`, with a state of its own for each fragment. The
+    metric `distance` covers all fragments, each as of its last synchronization. A fragment that this group
+    has not synchronized yet counts 0.
     """
 
     def __init__(
@@ -74,8 +76,8 @@ class OuterElasticFragments:
         self._cut: list[Fragment] = []
         self._whole: list[Tensor] = []
         self._saved = State()
-        self._squared: list[float | None] = [None] * turn.F
-        """For each fragment, D² at its last synchronization; None before the first one."""
+        self._squared = [0.0] * turn.F
+        """For each fragment, D² at its last synchronization; 0 before the first one."""
         self._updated = False
         """True if there was an update since the last synchronization."""
 
@@ -106,8 +108,7 @@ class OuterElasticFragments:
                 new = rebased(models[p], old[p], new)
             for mine, x in self._cut[p].parts(self._whole, new):
                 mine.copy_(x)
-        if None not in self._squared:
-            s.metrics["distance"] = sum(x for x in self._squared if x is not None) ** 0.5
+        s.metrics["distance"] = sum(self._squared) ** 0.5
         return found
 
     def memory_bytes(self, m: ModelLayout) -> float:
