@@ -111,9 +111,11 @@ class Register:
         return tuple(member.replica_group for member in self.members)
 
     @cached_property
-    def clients(self) -> set[tuple[int, int]]:
-        """The clients of all members, as (replica group, rank); not to be changed."""
-        return {(member.replica_group, rank) for member in self.members for rank in range(member.ranks)}
+    def clients(self) -> frozenset[tuple[int, int]]:
+        """The clients of all members, as (replica group, rank)."""
+        return frozenset(
+            (member.replica_group, rank) for member in self.members for rank in range(member.ranks)
+        )
 
     def stops(self, replica_group: int) -> bool:
         """Return True if `replica_group` has to save and stop after the last committed round."""

@@ -54,10 +54,10 @@ class AveragesFrom(Protocol):
     ) -> tuple[int, int]:
         """Average the groups' models, which were `theta` after the last synchronization. Collective.
 
-        Returns the number of groups in the mean, or 0 if none of them has moved; and the updates that those
-        have done that have missed no round. `shared` is the same in all
-        groups in the mean; in the first round of other members, all get that of the first group that has
-        missed no round. It begins with θ of these groups, which may be in wider numbers than `theta`.
+        Returns the number of groups in the mean (0 if none has moved), and the step of the groups that have
+        missed no round. `shared` is the same in all groups in the mean; in the first round of other members,
+        all get that of the first group that has missed no round. It begins with θ of these groups, which may
+        be in wider numbers than `theta`.
         """
         ...
 

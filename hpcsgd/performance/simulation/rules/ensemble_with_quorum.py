@@ -15,7 +15,8 @@ again: it takes part in synchronizations, but does not train.
 
 An epoch ends with a synchronization, at which samples are assigned. If fewer groups share them, the epoch has
 more steps. Messages to the coordinator take no time. In a run, the coordinator finds up to a quarter of a
-second later that the grace time is over.
+second later that the grace time is over. With `num_fragments`, a late group's steps count as lost for the
+whole model, and each synchronization takes the time of one fragment.
 """
 
 from __future__ import annotations
