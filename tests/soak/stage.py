@@ -52,6 +52,7 @@ class Actor:
         self.until = FOR_EVER
         self.priority = stage.chance.random()
         self.ended = False
+        self.ident: int | None = None
         self._target, self._args = target, args
         self._turn = threading.Semaphore(0)
 
@@ -61,6 +62,7 @@ class Actor:
         thread = threading.Thread(target=self._play, name=self.name, daemon=True)
         self.stage.threads.append(thread)
         thread.start()
+        self.ident = thread.ident
 
     def join(self, timeout: float | None = None) -> None:
         self.stage.wait(lambda: self.ended, timeout)
