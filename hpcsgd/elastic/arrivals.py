@@ -34,7 +34,7 @@ class Arrivals:
 
     def are_all(self, now: Register) -> bool:
         """Return True if all ranks of all members have arrived."""
-        return self._ranks == now.clients
+        return frozenset(self._ranks) == now.clients
 
     def have_begun(self, now: Register) -> bool:
         """Return True if a rank of a counting group has arrived."""

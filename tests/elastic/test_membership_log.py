@@ -134,7 +134,7 @@ def test_what_a_group_loses_at_once_is_what_it_learned_since_the_round_or_in_par
         (
             "finished",
             3,
-            "what this group learned since the last synchronization of each part is lost: the ot",
+            "what this group learned since the last synchronization of each part is lost: the o",
         ),
         ("finished", 1, "what this group learned since synchronization 2 is lost: the others have finished"),
     ],
