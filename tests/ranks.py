@@ -163,16 +163,43 @@ def end_late(test: str, timeout: float) -> NoReturn:
 
     Each thread gets one line, because a log may keep only its last lines. All ranks reach the time limit at
     about the same time, and the first one that ends also ends the others. So each rank waits before it ends,
-    to let the others print theirs.
+    to let the others print theirs. Threads that have moved on until then did not hang for good: the timer's
+    own thread may have woken them.
     """
-    frames = sys._current_frames()
-    threads = [
-        (thread.name, frames[ident]) for thread in threading.enumerate() if (ident := thread.ident) in frames
-    ]
-    places = "".join(f"\n  [rank {RANK}] {name}: {_place(frame)}" for name, frame in threads)
-    complain(f"Timeout: {test} is not through after {timeout:g} s{places}")
+    kernel = _system_calls()
+    places = _places()
+    complain(
+        f"Timeout: {test} is not through after {timeout:g} s"
+        + "".join(
+            f"\n  [rank {RANK}] {at[0]} [{kernel.get(tid, '?')}]: {at[1]}" for tid, at in places.items()
+        )
+    )
     time.sleep(GRACE)
+    complain(
+        "after the time limit: "
+        + "; ".join(
+            f"{name} {'is where it was' if (name, place) == places.get(tid) else f'is at {place}'}"
+            for tid, (name, place) in _places().items()
+        )
+    )
     os._exit(1)
+
+
+def _places() -> dict[int, tuple[str, str]]:
+    """Return the name and the place of each thread by the kernel's number of the thread."""
+    frames = sys._current_frames()
+    return {
+        thread.native_id: (thread.name, _place(frames[ident]))
+        for thread in threading.enumerate()
+        if thread.native_id is not None and (ident := thread.ident) in frames
+    }
+
+
+def _system_calls() -> dict[int, str]:
+    """Return for each thread the number and the arguments of the system call that it waits in."""
+    return {
+        int(task.name): (task / "syscall").read_text().strip() for task in Path("/proc/self/task").iterdir()
+    }
 
 
 def _place(frame: types.FrameType) -> str:
