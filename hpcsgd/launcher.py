@@ -10,9 +10,10 @@ from hpcsgd.errors import JobError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The environment variables in which a launcher gives a rank its numbers.
+    """The names of the environment variables in which a launcher gives each rank its numbers.
 
-    None for a number for which the launcher sets no variable.
+    The numbers are world size, rank, local rank and local size. A name is None if the launcher does not set
+    such a variable.
     """
 
     name: str
@@ -139,7 +140,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """The numbers that a launcher gave this rank."""
+    """The world size, rank, local rank and local size that a launcher gave this rank; None if not given."""
 
     launcher: Launcher
     size: int | None
@@ -158,7 +159,7 @@ class Launched:
         return f"{self.launcher.name} ({self.variable})"
 
     def fits(self, size: int) -> bool:
-        """Return whether this can be a rank in a world of `size` ranks."""
+        """Return whether these can be the numbers of a rank in a world of `size` ranks."""
         return self.size == size or (self.size is None and self.rank < size)
 
     @property
@@ -171,12 +172,12 @@ class Launched:
 
 
 def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | None:
-    """Return the numbers that the launcher gave this rank; None if no launcher set its variables.
+    """Return the world size, rank and local numbers that a launcher gave this rank; None if there is none.
 
     If several launchers set variables, the first of `LAUNCHERS` counts. If MPI's world is known to have a
     `size`, a launcher with that many ranks is preferred. Numbers that this launcher does not give come from
-    others with the same size and rank. For example, `srun --mpi=pmi2` sets size and rank in PMI's variables,
-    and the number on the node in Slurm's.
+    launchers that gave the same size and rank. For example, `srun --mpi=pmi2` sets size and rank in PMI's
+    variables, and the number on the node in Slurm's.
     """
     reported = all_reported(environ)
     if not reported:
@@ -194,11 +195,12 @@ def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | 
 
 
 def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
-    """Return a launcher's numbers that contradict MPI's world of `size` ranks, or None.
+    """Return a launcher whose world size or rank contradicts MPI's world of `size` ranks; None if none does.
 
-    Several launchers may have set variables: one may have started the shell in which another one runs. If MPI
-    joins several processes, one of the launchers has started them, and the others do not count. If each
-    process is alone, no launcher may have started more than one.
+    The result has all numbers that this launcher set in `environ`. Several launchers may have set variables
+    there, because one may have started the shell in which another one runs. So in a world of several ranks,
+    there is no contradiction if the numbers of any launcher fit. In a world of one rank, those of every
+    launcher must fit.
     """
     reported = all_reported(environ)
     if size > 1 and any(given.fits(size) for given in reported):
@@ -207,7 +209,7 @@ def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
 
 
 def all_reported(environ: Mapping[str, str]) -> list[Launched]:
-    """Return the numbers of all launchers that set their variables; those with a known size come first."""
+    """Return the numbers that each launcher set in `environ`; launchers with a world size come first."""
     reported = [given for launcher in LAUNCHERS if (given := _reported(launcher, environ)) is not None]
     return sorted(reported, key=lambda given: given.size is None)
 

@@ -55,7 +55,11 @@ def classes_of(item: object) -> list[str]:
 
 
 def require_beside(items: Mapping[str, object], optimizers: Iterable[DistributedOptimizer]) -> None:
-    """Raise `UserError` for an item that is an optimizer, or that is saved with `optimizers` anyway."""
+    """Raise `UserError` for an item that must not be given by name.
+
+    These are the model and the plain optimizer inside one of `optimizers`, which are saved with it, and items
+    that are a `DistributedOptimizer` or an `OuterWrapper` themselves.
+    """
     with_them = [whole for each in optimizers for whole in (each.model, each.local.optimizer)]
     for name, item in items.items():
         if any(item is whole for whole in with_them):
@@ -123,24 +127,28 @@ def _load(item: Any, state: Any) -> None:
 
 
 class Mean:
-    """The mean over ranks of the states that they have saved for an item. States are added one by one.
+    """The mean of the states that the ranks have saved for one item. States are added one by one.
 
-    Dense tensors of floating-point and complex numbers are averaged, as in buffers of a model. Everything
-    else has to be the same on all ranks.
+    Only dense tensors of floating-point and complex numbers are averaged, as in buffers of a model. All other
+    parts of the states must be equal on all ranks: keys, lengths, shapes, other tensors and plain values.
     """
 
     def __init__(self, name: str) -> None:
         self._name, self._count, self._total = name, 0, None
 
     def add(self, state: Any) -> None:
-        """Add the state of a rank. Raises `UserError` if states differ in more than averaged tensors."""
+        """Add the state that one rank has saved.
+
+        Raises `UserError` if it differs from earlier states in a part that must be equal on all ranks. That
+        is every part except the elements of floating-point and complex tensors.
+        """
         self._total = _widened(state) if self._count == 0 else self._sum(self._total, state)
         self._count += 1
         if self._count == 1:
             self._first = state
 
     def result(self) -> Any:
-        """Return the mean, with the containers and dtypes of the saved states."""
+        """Return the mean of the added states, with the containers and dtypes of the first one."""
         return self._divided(self._total, self._first)
 
     def _sum(self, total: Any, state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reports of ranks that are processes, sent to rank 0 by `Mail`."""
+"""Reports about what ranks wait for, which ranks in processes of their own send to rank 0 as messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Mail(Protocol):
         ...
 
     def receive(self) -> tuple[int, int, bytes] | None:
-        """Return the next message with its sender and its tag, or None."""
+        """Return the sender, the tag and the text of the next message; None if there is none yet."""
         ...
 
     def is_sending(self) -> bool:
@@ -43,10 +43,11 @@ class Mail(Protocol):
 
 
 class MailedReports:
-    """The reports of one rank. On rank 0 a thread receives all, and calls `end` if there is a deadlock.
+    """The reports of one rank about what it waits for, which it sends to rank 0.
 
-    Nothing else may use `mail`. Reports are sent by the threads that wait, so other ranks need no extra
-    thread.
+    On rank 0 a thread receives the reports of all ranks. If they show a deadlock, it calls `end` with a
+    description. On other ranks the threads that wait send the reports, so no extra thread is needed. Nothing
+    else may use `mail`.
     """
 
     def __init__(self, mail: Mail, end: Callable[[str], None]) -> None:
@@ -70,10 +71,16 @@ class MailedReports:
         self._mail.send(0, _REPORT, encoded(report._replace(counts=changed, calls=calls)))
 
     def check(self) -> None:
-        """Do nothing, because rank 0 ends all processes."""
+        """Do nothing: if there is a deadlock, rank 0 ends all processes, so no rank has to raise an error.
+
+        Ranks that are threads of one process share their reports, and raise `Deadlock` here.
+        """
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks not known to have satisfied `needs`; rank 0 if it does not answer."""
+        """Return the ranks of which rank 0 does not know that they have begun the operations in `needs`.
+
+        Rank 0 is the only one returned if it does not answer within `ANSWERED` seconds.
+        """
         if self._mail.rank == 0:
             return self._table.missing(needs)
         self._mail.send(0, _QUESTION, json.dumps([_of_need(need) for need in needs]).encode())

@@ -30,7 +30,10 @@ _MORE = 10.0  # seconds in which the other ranks learn why rank 0 has given up
 
 
 def connect(place: Place, timeout: float, environ: Mapping[str, str]) -> Connections:
-    """Connect all ranks, which call this together, and return this rank's `Connections`. Raises `NoWorld`."""
+    """Connect all ranks, which call this together, and return this rank's `Connections`.
+
+    Raises `NoWorld` if ranks are missing, or cannot reach each other.
+    """
     patience = max(timeout, PATIENCE)
     store = _first_store(place, patience)
     prefix = f"hpcsgd/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
@@ -62,13 +65,16 @@ class Published:
     """What rank 0 publishes once all ranks have registered, and the new store that rank 0 serves."""
 
     store: Any
+    """The new store; None if the ranks cannot connect."""
     published: dict[str, Any]
+    """The addresses that all ranks need to connect, or only the key "fault" with an error's message."""
 
     @classmethod
     def of(cls, store: Any, prefix: str, size: int, patience: float) -> Published:
-        """Wait until all ranks have registered, and return what to publish.
+        """Wait until all ranks have registered at `store`; return what rank 0 has to publish there.
 
-        After a `UserError` this is only the error's message.
+        If ranks are missing after `patience` seconds, or have no address for other nodes, the result is only
+        an error message. Every rank then raises `NoWorld` with this message, and does not wait any longer.
         """
         try:
             everybody = _everybody(store, prefix, size, patience)
@@ -78,9 +84,10 @@ class Published:
 
     @classmethod
     def among(cls, everybody: Sequence[Mapping[str, Any]], patience: float) -> Published:
-        """Make the new store, and return what all ranks need to connect. Raises `UserError`.
+        """Make the new store, and return it with the addresses that all ranks need to connect.
 
-        `everybody`: what each rank has registered, in rank order.
+        `everybody`: what each rank has registered, in rank order. Raises `UserError` if a rank has no address
+        that other nodes can reach.
         """
         places = [(each["host"], each["boot"]) for each in everybody]
         nodes = [places.index(place) for place in places]
@@ -103,7 +110,7 @@ class Published:
 
 
 def _first_store(place: Place, patience: float) -> Any:
-    """Return the store at which all ranks register. Raises `NoWorld`."""
+    """Return the store at which all ranks register. Raises `NoWorld` if this rank does not reach it."""
     if not place.url:
         return torch_private.store_of_default_group()
     limit = timedelta(seconds=patience)

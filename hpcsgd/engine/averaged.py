@@ -1,6 +1,6 @@
 """`averaged_model()`: the mean of the groups' models, or a server's model, for a block of code.
 
-Outside of it, a warning says that `state_dict()` of the model is that of one group.
+Outside such a block, a warning says that `state_dict()` of the model is that of one group.
 """
 
 from __future__ import annotations
@@ -57,13 +57,20 @@ class Buffers(Sequence[Tensor]):
 
 
 class Block:
-    """A record of whether the script is inside `averaged_model()`, where the model is not the group's."""
+    """A record of whether the script is inside a block `with averaged_model()`.
+
+    There the model is the mean of all groups' models, or a server's, in place of this group's own.
+    """
 
     def __init__(self) -> None:
         self.is_open = False
 
     def require_left(self, call: str) -> None:
-        """Raise `UserError` inside the block: `call` would use another model, or its result would be lost."""
+        """Raise `UserError` if the script makes this `call` inside a block `with averaged_model()`.
+
+        The call would read the averaged model in place of this group's own, or change parameters that are
+        restored at the end of the block. `call` is the name of the called method, for the error.
+        """
         if self.is_open:
             raise UserError(
                 f"{call} inside averaged_model(): the model is the mean of all groups there, and "
@@ -72,7 +79,10 @@ class Block:
 
     @contextlib.contextmanager
     def around(self, mean: contextlib.AbstractContextManager[float]) -> Generator[float, None, None]:
-        """Run a block inside `mean`, which makes the model the mean there; yield the model distance D."""
+        """Enter `mean`, a context that makes the model the averaged one, and record that the script is in it.
+
+        Yields the model distance D, which `mean` yields. Raises `UserError` in a block inside a block.
+        """
         self.require_left("averaged_model()")
         with mean as D:
             self.is_open = True
@@ -88,7 +98,7 @@ class GroupModel:
     Scripts save the result as the trained model, but it is the model of one group. Moreover,
     torch.distributed.checkpoint takes tensors of equal names on several ranks for copies of each other, and
     writes some from one group and some from another. A step only records whether the models differ. Rank 0
-    logs the warning, and only outside of `block`.
+    logs the warning, and only if the script is not inside `averaged_model()`, which `block` records.
     """
 
     def __init__(self, model: nn.Module, buckets: Sequence[Bucket], topology: Topology, block: Block) -> None:
@@ -104,11 +114,17 @@ class GroupModel:
                 module.register_state_dict_pre_hook(hook)  # pyright: ignore[reportUnknownMemberType]
 
     def updated(self, waits: Waits, *, synced: bool) -> None:
-        """Record an update after which the groups synchronized, as `waits` says, or did not."""
+        """Record an update of the parameters, and whether the groups `synced` after it.
+
+        `waits` says which groups a synchronization includes, and so whether it makes all models equal.
+        """
         self.differs = not synced or _differ_after(waits, self._topology.num_groups)
 
     def _look(self, module: nn.Module, keep_vars: bool) -> None:
-        """Log the warning for `state_dict()` of `module`; with `keep_vars` nobody saves it."""
+        """Log the warning, as `state_dict()` of `module` is being called.
+
+        There is no warning with `keep_vars`, because a caller that passes it does not save the result.
+        """
         if not self.differs or self._block.is_open or keep_vars or self._model in _warned:
             return
         if module not in self._modules or not all(slot.at_home() for slot in self._slots):
@@ -125,9 +141,10 @@ class GroupModel:
 
 @final
 class _StateDictHook:
-    """A hook that `nn.Module.state_dict` calls. It keeps nothing alive, and models can be copied and saved.
+    """A hook that `nn.Module.state_dict` calls. It has only a weak reference to the method that it calls.
 
-    In a file it is a function that does nothing, so that programs without hpcsgd can load the model.
+    Models with this hook can be copied and pickled. A pickle has a function that does nothing in its place,
+    so that programs without hpcsgd can load the model.
     """
 
     def __init__(self, call: Callable[[nn.Module, bool], None]) -> None:

@@ -1,10 +1,15 @@
-"""Checks that torch.distributed.checkpoint does not save or load the state of a `DistributedOptimizer`.
+"""Raise errors if torch.distributed.checkpoint saves or loads the state of a `DistributedOptimizer`.
 
-It takes tensors of equal names on several ranks for copies of each other, and saves each from one rank only.
-But each group has an optimizer state of its own. `get_state_dict` also leaves the method's state out, and
-makes a step with zeros if the optimizer has no state. Names of their own for each group's values would not
-help: `get_state_dict` finds a module's attribute for each name of the model's state, and each group has a
-model of its own, too. Models can be saved by it inside `averaged_model()`.
+If tensors on several ranks have the same name, torch.distributed.checkpoint takes them for copies of one
+tensor, and saves that of one rank only. But each group has an optimizer state and a model of its own, under
+the same names as the other groups. Its function `get_state_dict` also leaves out the state of the method. If
+the optimizer has no state yet, `get_state_dict` makes a step with zeros as gradients.
+
+Adding the number of the group to each name would not solve this. `get_state_dict` looks up each name in the
+model's state as an attribute of a module, so the names of a model cannot be changed.
+
+Inside `averaged_model()`, where all groups have the same model, torch.distributed.checkpoint can save the
+model.
 """
 
 from __future__ import annotations
@@ -15,11 +20,14 @@ from typing import Any, NoReturn, Self
 from hpcsgd.errors import UserError
 
 _CALLERS = 16
-"""Number of callers to look at: some are functions that torch puts around methods."""
+"""Number of stack frames to search for the caller: some are functions that torch puts around methods."""
 
 
 def refuse_torch_checkpoint(call: str) -> None:
-    """Raise `UserError` if torch.distributed.checkpoint makes this `call`."""
+    """Raise `UserError` if torch.distributed.checkpoint is among the callers of this function.
+
+    `call` is the method of the `DistributedOptimizer` that it has called, as text for the error.
+    """
     frame = inspect.currentframe()
     for _ in range(_CALLERS):
         if frame is None:
@@ -35,14 +43,15 @@ def refuse_torch_checkpoint(call: str) -> None:
 
 
 class OwnedByOneRank:
-    """An entry of a `state_dict()` by which torch.distributed.checkpoint finds that one rank owns it.
+    """An entry of a `state_dict()` that makes torch.distributed.checkpoint raise an error when it saves it.
 
-    torch asks every value for `__create_write_items__` before it writes. A file of `torch.save` has an empty
-    set in its place, which `torch.load(weights_only=True)` reads.
+    torch.distributed.checkpoint calls `__create_write_items__` of a value that has this method before it
+    writes the value. `torch.save` writes an empty set in place of this object, because
+    `torch.load(weights_only=True)` can read that.
     """
 
     def __create_write_items__(self, fqn: str, _: object) -> NoReturn:
-        """Raise `UserError`: torch is about to save the `state_dict()` that has the entry `fqn`."""
+        """Raise `UserError`, because torch is about to save a `state_dict()`. `fqn` is this entry's name."""
         raise UserError(
             "torch.distributed.checkpoint saves each value from one rank, but the state_dict() of a "
             f"DistributedOptimizer differs between ranks (found by its entry {fqn}): call "

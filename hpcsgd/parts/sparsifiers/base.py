@@ -91,7 +91,10 @@ def everybodys(density: float, M: int, n: int) -> Expected:
 
 @runtime_checkable
 class Sparsifier(Protocol):
-    """A rule by which each of n workers selects elements of its accumulated gradient; t counts from 0."""
+    """A rule by which each of n workers selects elements of its accumulated gradient.
+
+    Steps t count from 0.
+    """
 
     @property
     def disjoint(self) -> bool:
@@ -99,18 +102,26 @@ class Sparsifier(Protocol):
         ...
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
-        """Return the bounds of the layers from which elements are selected, given those of the parameters.
+        """Return the bounds of the layers in which this sparsifier selects, for `n` workers.
 
-        A sparsifier may cut a large parameter into several layers.
+        `layers` has the bounds of the parameters: parameter i is at [layers[i], layers[i+1]) in the
+        accumulated gradient. A sparsifier may cut a large parameter into several layers.
         """
         ...
 
     def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
-        """Return which segments of acc this worker searches in step t. Collective over the workers."""
+        """Return the part of its accumulated gradient in which this worker selects in step `t`.
+
+        `x` has the accumulated gradient and its layers. The result lists segments, which are ranges of
+        consecutive elements, and how many elements to select in each. Collective over the `workers`.
+        """
         ...
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
-        """Return the indices in acc that this worker selects in its `share`, int64, ascending."""
+        """Return the indices of the elements that this worker selects, as int64 in ascending order.
+
+        They are indices in `x.acc`, the accumulated gradient, and lie in the segments of its `share`.
+        """
         ...
 
 

@@ -21,13 +21,17 @@ class Deaths:
         nodes = math.ceil(layout.K / layout.ranks_per_host)
         self._shared = self._failures is not None and layout.groups_on_a_host > 1
         self._life = math.inf
-        """Mean seconds between failures of a group's ranks and of nodes that it does not share."""
+        """Mean seconds between failures of one group, by its ranks and by nodes that only this group uses."""
         if self._failures is not None:
             self._life = self._failures.mtbf(0 if self._shared else nodes, layout.K)
         self._of_nodes: dict[int, _Node] = {}
 
     def after(self, now: Seconds, groups: Indices) -> Seconds:
-        """Return the time at which each of `groups` dies; `now` has the time at which it starts."""
+        """Return the time at which each of `groups` dies, if it starts or returns at its time in `now`.
+
+        `now` and the result have one time for each of `groups`, in seconds from the beginning of the run. The
+        time is infinite for a group that never dies.
+        """
         dies = np.full(len(groups), np.inf)
         if math.isfinite(self._life):
             dies = now + self._chance.exponential(self._life, len(groups))
@@ -53,6 +57,7 @@ class _Node:
         self._times = [0.0]
 
     def after(self, now: float) -> float:
+        """Return the time of the first failure of this node after the time `now`."""
         while self._times[-1] <= now:
             self._times.append(self._times[-1] + self._chance.exponential(self._mtbf))
         return self._times[bisect_right(self._times, now)]

@@ -30,9 +30,9 @@ COURSES = 1000
 
 
 class Ruler:
-    """The steps, samples, seconds and bytes of a run until each of its step records.
+    """The steps, samples, seconds and bytes of a run up to each of its step records.
 
-    If there are many records, only every second, fourth, … one is kept.
+    If there are many records, only every second, fourth, … row is kept.
     """
 
     most = 1000
@@ -59,7 +59,7 @@ class Ruler:
 
 
 class PhaseCourse:
-    """The seconds of each phase over stretches of steps. If there are many, neighbours are joined."""
+    """The seconds of each phase in stretches of steps. If there are many, neighbouring ones are joined."""
 
     most = 400
 
@@ -88,7 +88,7 @@ class PhaseCourse:
 
 
 class Reading:
-    """The totals and courses of all records added so far."""
+    """The totals of all records added so far, and the courses of their metrics over the steps."""
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -154,9 +154,10 @@ class Reading:
 
 
 def read(path: Path, records: Iterable[Record]) -> Reading:
-    """Return the totals and courses of all `records` of the file `path`.
+    """Return the totals of the metrics in `records`, and the course of each metric over the steps.
 
-    Raises `UserError`, which names the line, for a damaged record.
+    A course is a series of values, thinned to a few points. `records` are the lines of the file `path`. For a
+    damaged record, raises `UserError`, which names the file and the line.
     """
     reading = Reading()
     for number, record in enumerate(records, start=1):
