@@ -24,7 +24,10 @@ Flag = Annotated[bool, Parameter(negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TopologyRequest:
-    """The options that all kinds of jobs have."""
+    """The options of all commands that write the script of a batch job.
+
+    They say which nodes, cores, GPUs and time the batch job requests, and how it is submitted.
+    """
 
     nodes: int = 1
     "How many nodes."
@@ -50,7 +53,7 @@ class TopologyRequest:
     "Also submit the job."
 
     def allocation(self) -> Allocation:
-        """Return these options as an allocation. Raises `UserError` if no job can have it."""
+        """Return the nodes, ranks, GPUs and time to request. Raises `UserError` if no job can get them."""
         from hpcsgd.cluster.batch import Allocation
 
         return Allocation(
@@ -252,7 +255,10 @@ def _write(
 
 
 def _reported(pack: Path) -> str:
-    """Return the pack's path as text, with a hint if the environment has changed since it was packed."""
+    """Return the path of `pack`, a file with a Python environment, as text.
+
+    A hint is added if the environment has changed since `hpcsgd job pack` wrote it into this file.
+    """
     from hpcsgd.cluster.environment import ask, changed_since
 
     if (Path(sys.prefix) / "pyvenv.cfg").exists() and changed_since(ask(Path(sys.prefix)), pack.expanduser()):

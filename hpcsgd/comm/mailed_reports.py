@@ -73,7 +73,7 @@ class MailedReports:
     def check(self) -> None:
         """Do nothing: if there is a deadlock, rank 0 ends all processes, so no rank has to raise an error.
 
-        Ranks that are threads of one process share their reports, and raise `Deadlock` here.
+        If ranks are threads of one process, `Table` has their reports, and its `check` raises `Deadlock`.
         """
 
     def missing(self, needs: Sequence[Need]) -> list[int]:

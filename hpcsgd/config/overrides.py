@@ -77,7 +77,10 @@ def _typed_pairs(words: Sequence[str]) -> Iterator[Typed]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` with every `Typed` inside it replaced by the TOML value of its text."""
+    """Return ``value`` with each text from the command line in it replaced by the TOML value of this text.
+
+    ``value`` is a part of a job file's tables, into which the overrides on the command line were merged.
+    """
     match value:
         case Typed():
             return value.value()
@@ -88,7 +91,10 @@ def plain(value: Any) -> Any:
 
 
 def first_typed(value: Any) -> Typed | None:
-    """Return the first override in ``value``, for an error; None if all of ``value`` is from the file."""
+    """Return the first command-line override in ``value``, so that an error can name it.
+
+    None if all of ``value`` is from the file.
+    """
     match value:
         case Typed():
             return value

@@ -2,8 +2,8 @@
 
 If tensors on several ranks have the same name, torch.distributed.checkpoint takes them for copies of one
 tensor, and saves that of one rank only. But each group has an optimizer state and a model of its own, under
-the same names as the other groups. Its function `get_state_dict` also leaves out the state of the method. If
-the optimizer has no state yet, `get_state_dict` makes a step with zeros as gradients.
+the same names as the other groups. `get_state_dict` of torch.distributed.checkpoint also leaves out the state
+of the method. If the optimizer has no state yet, `get_state_dict` makes a step with zeros as gradients.
 
 Adding the number of the group to each name would not solve this. `get_state_dict` looks up each name in the
 model's state as an attribute of a module, so the names of a model cannot be changed.
@@ -26,7 +26,7 @@ _CALLERS = 16
 def refuse_torch_checkpoint(call: str) -> None:
     """Raise `UserError` if torch.distributed.checkpoint is among the callers of this function.
 
-    `call` is the method of the `DistributedOptimizer` that it has called, as text for the error.
+    `call` is the method of the `DistributedOptimizer` that torch has called, as text for the error.
     """
     frame = inspect.currentframe()
     for _ in range(_CALLERS):

@@ -29,7 +29,7 @@ from hpcsgd.errors import UserError
 
 
 class Guarded(torch_private.DecidesScaling, optim.Optimizer):
-    """Refuses operations that torch's optimizers allow, but that would go wrong in a distributed one."""
+    """An optimizer that refuses what torch's optimizers allow but a distributed one cannot do correctly."""
 
     scaled = False
     """True if an `hpcsgd.GradScaler` makes all ranks skip the same steps."""
@@ -60,30 +60,40 @@ class Guarded(torch_private.DecidesScaling, optim.Optimizer):
 
 
 class OuterWrapper(optim.Optimizer, ABC):
-    """An `optimizer` that goes around a `DistributedOptimizer`, never inside one."""
+    """An optimizer that wraps a `DistributedOptimizer`, and that no `DistributedOptimizer` may wrap.
+
+    An example is `NaturalGradient`, which multiplies gradients by matrices that each rank estimates.
+    """
 
     optimizer: optim.Optimizer
+    """The wrapped optimizer."""
 
     @abstractmethod
     def estimates(self) -> dict[str, Any]:
-        """Return the values that this rank has estimated, which the wrapped optimizer's state lacks."""
+        """Return the values that this rank has estimated so far, for a checkpoint.
+
+        The state of the wrapped optimizer does not include them.
+        """
 
     @abstractmethod
     def resume_from(self, saved: Mapping[str, Any] | None) -> None:
-        """Continue from `saved`, a result of `estimates`, or start afresh if it is None."""
+        """Restore the values that this rank has estimated from `saved`, which `estimates()` returned.
+
+        If `saved` is None, discard the current values, and begin to estimate anew.
+        """
 
 
 _optimizers: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
-"""Number of optimizers made for a job, by the communicator of its groups."""
+"""Number of optimizers made so far for a topology, by the topology's communicator inside a group."""
 
 
 def communicators(topology: Topology) -> tuple[Topology, int]:
     """Return `topology` with new communicators for the next optimizer, and the number of earlier ones.
 
     Collective. Each optimizer has its own communicators and threads, because the order of its messages and
-    others may differ between ranks. With two models, it depends on the rank which model has its gradients
-    first. And when a training loop calls a collective, the number of buckets sent so far depends on which
-    gradients the rank has.
+    other messages may differ between ranks. With two models, the gradients of one may be ready first on one
+    rank, and those of the other on another rank. And when a training loop calls a collective, the number of
+    buckets sent so far depends on which gradients the rank has.
     """
     before = _optimizers.get(topology.intra_group, 0)
     _optimizers[topology.intra_group] = before + 1
@@ -128,9 +138,9 @@ def require_sizes(gradient_accumulation_steps: int, bucket_cap_mb: float | None)
 def trained_parameters(
     optimizer: optim.Optimizer, model: nn.Module, topology: Topology
 ) -> list[tuple[str, nn.Parameter]]:
-    """Return the optimizer's trainable parameters by name, in the model's order; other ones last.
+    """Return the optimizer's trainable parameters by name, in the model's order.
 
-    Raises `UserError` if the optimizer cannot be distributed.
+    Parameters that are not in the model come last. Raises `UserError` if the optimizer cannot be distributed.
     """
     if not isinstance(optimizer, optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(optimizer).__name__

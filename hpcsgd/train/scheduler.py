@@ -1,4 +1,4 @@
-"""The state of a learning-rate scheduler in a checkpoint, and the steps it covers in a resumed run."""
+"""The state of a learning-rate scheduler in a checkpoint, and the length of its schedule in a resumed run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def scheduler_state(scheduler: LRScheduler | None) -> Tree:
 def resume_schedule(
     parts: TrainingSetup, schedule: LrScheduleSection, epoch: int, shared: Tree, own: Tree | None
 ) -> int:
-    """Continue the learning-rate schedule from a checkpoint.
+    """Continue the learning-rate schedule from a checkpoint; return the expected steps of the whole run.
 
-    `shared` and `own` are those of `TrainLoop.resume_from`. Return the steps of the whole run, as far as
-    they are known.
+    `epoch` is the number, from 0, of the epoch in which the run continues. `shared` is the state in the
+    checkpoint that is the same for all ranks: it has the state of the scheduler and the length of the run.
+    `own` is the state that this rank saved for itself; None if it cannot be used, for example because P × K
+    has changed.
     """
     expected = _expected(parts, epoch, shared.get("length"), same_ranks=own is not None)
     arguments = scheduler_arguments(schedule, replace(parts.length, expected=expected))
@@ -41,9 +43,9 @@ def resume_schedule(
 def _expected(parts: TrainingSetup, epoch: int, saved: Mapping[str, int] | None, *, same_ranks: bool) -> int:
     """Return the number of steps of the whole run, to which the schedule is stretched.
 
-    This is the number in the checkpoint, unless the length of the run or P × K has changed. A number that is
-    computed anew would be smaller after steps without an update (overflows in float16), and would change the
-    schedule.
+    This is the number `saved` in the checkpoint, unless the length of the run or P × K has changed. A number
+    that is computed anew would be smaller after steps without an update (overflows in float16), and would
+    change the schedule.
     """
     asked = parts.length.expected
     saved = saved or {"asked": asked, "expected": asked}

@@ -6,10 +6,15 @@ import sys
 from pathlib import Path
 
 ORIGIN = "hpcsgd-pack"
-"""A file in an unpacked environment, with the path of the packed file."""
+"""A file in an environment that a node has unpacked. It contains the path of the file that was unpacked."""
 
 
 def of_ranks(prefix: Path = Path(sys.prefix)) -> str:
-    """Return this Python's path. If it was unpacked, return the packed file, which runs on every node."""
+    """Return the path of a Python that starts ranks on every node: usually the Python that runs now.
+
+    `hpcsgd job pack` writes a Python environment into one file, which can be executed in place of Python, and
+    which each node unpacks on its own disk. If the environment `prefix` was unpacked from such a file, the
+    result is the path of this file, because other nodes may not have unpacked it yet.
+    """
     origin = prefix / ORIGIN
     return origin.read_text(encoding="utf-8").strip() if origin.exists() else sys.executable

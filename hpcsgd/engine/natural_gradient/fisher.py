@@ -87,11 +87,18 @@ class Fisher:
         return self.eigenvalues.sum().item() + (D - r) * self.rho
 
     def updated(self, X: Tensor, eta: float) -> Fisher:
-        """Return F_{t+1} from this F_t and the minibatch X [N, D]; F_t if X is zero or not finite."""
+        """Return F_{t+1} from this F_t and the minibatch X [N, D]; F_t if X is zero or not finite.
+
+        `eta` is η, the weight of the minibatch. The host waits for the device.
+        """
         return self.begun(X, eta, Arrivals()).finished()
 
     def begun(self, X: Tensor, eta: float, pending: Arrivals) -> Update:
-        """Begin `updated` without waiting for the device; `pending` brings the device's results."""
+        """Begin to compute F_{t+1} from this F_t and the minibatch X [N, D]; do not wait for the device.
+
+        `eta` is η, the weight of the minibatch. `pending` copies to the host what the device computes. The
+        method `finished` of the result waits for this copy and returns F_{t+1}.
+        """
         N, R = len(X), self.R
         s = largest(X)
         scaled = X / s  # nothing below under- or overflows, whatever the size of derivatives
@@ -131,7 +138,7 @@ class Update:
     """Waits for the device, and returns one vector: the largest |X|, tr(T_t), and Y Yᵀ."""
 
     def is_of_numbers(self) -> bool:
-        """Return whether all of X is finite."""
+        """Wait for the device, and return whether all of X is finite."""
         return math.isfinite(self.seen()[0].item())
 
     def finished(self) -> Fisher:

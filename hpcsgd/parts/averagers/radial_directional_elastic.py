@@ -45,7 +45,7 @@ from hpcsgd.parts.averagers.radial_directional import (
 
 @dataclass(frozen=True)
 class RadialDirectionalElasticMean:
-    """The average `merge` over the living replica groups, for an outer optimizer."""
+    """The radial-directional average `merge` over the living replica groups, for an outer optimizer."""
 
     merge: RadialDirectional
     quorum: Quorum | None = None
@@ -61,7 +61,11 @@ class RadialDirectionalElasticMean:
     def average_from(
         self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
     ) -> tuple[int, int]:
-        """Average the groups' models, which were `theta` after the last one; see `AveragesFrom`."""
+        """Average the groups' models, which were `theta` after their last synchronization. Collective.
+
+        Returns the number of groups in the mean (0 if no model has changed), and the step of the groups that
+        have missed no round. `AveragesFrom` describes `shared`.
+        """
         models = [b.parameters for b in s.buckets]
         before = [w.clone() for w in models]
         tensors, group = ByTensor.of_buckets(s.buckets), _ranks_with_parts(s)
@@ -92,9 +96,10 @@ class RadialDirectionalElasticMean:
     def part(
         self, cuts: Sequence[Sequence[slice]], w: Sequence[Tensor], theta: Sequence[Tensor], s: StepContext
     ) -> RadialPart:
-        """Return the fragment `w` of this group's model, which was `theta` after its last synchronization.
+        """Return what this group adds to the average of a fragment of the model.
 
-        `cuts` says for each bucket where the fragment is. Collective in a sharded group.
+        `w` is the fragment in this group's model, and `theta` the same fragment after the last
+        synchronization. `cuts` says for each bucket where the fragment is. Collective in a sharded group.
         """
         return RadialPart(self.merge, cuts, w, theta, s)
 
@@ -103,7 +108,10 @@ class RadialDirectionalElasticMean:
         yield from self.part_ops(m)
 
     def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations that average a fragment `m`, without that of `facts_op`."""
+        """Yield the operations that average a fragment `m` of the model.
+
+        The allreduce by which the groups first learn of each other (`facts_op`) is not among them.
+        """
         norms = FLOAT64 * len(m.layers)
         if m.sharded:
             yield allreduce("intra_group", norms, PHASE)

@@ -1,8 +1,8 @@
 """Dense gradient reductions: the K gradients of a group become their mean.
 
-This is steps one and two of section III-B of the hierarchical local SGD paper. `AllToAll` is the paper's
-reduction. `ReduceScatter` sends the same number of bytes in other messages. `Dense` chooses between the two
-by where the ranks of a group run. `AllReduce` is the paper's baseline.
+This is steps one and two of hierarchical local SGD (S. Lee et al., IEEE Big Data 2020, section III-B).
+`AllToAll` is the reduction of this paper. `ReduceScatter` sends the same number of bytes in other messages.
+`Dense` chooses between the two by where the ranks of a group run. `AllReduce` is the baseline of the paper.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class AllToAll(InGroup):
         return m.K * m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations of a step, whose time is T0 in the paper's eq. 6."""
+        """Yield the all-to-alls of a step, one for each bucket of the model `m`.
+
+        S. Lee et al. (IEEE Big Data 2020) call the time of an all-to-all of the whole model T0, in eq. 6.
+        """
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
             yield replace(x, reduced=b.padded)
 
@@ -124,7 +127,7 @@ class ReduceScatter(InGroup):
         return m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations of a step, which send as many bytes as those of `AllToAll`."""
+        """Return the reduce-scatters of a step, one for each bucket. All-to-alls would send as much."""
         return _of_buckets("reduce_scatter", m)
 
 
@@ -168,7 +171,7 @@ class Dense(InGroup):
         return sum(room) if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations of a step: for each bucket that of `AllToAll` or of `ReduceScatter`."""
+        """Yield the operations of a step: an all-to-all or a reduce-scatter for each bucket."""
         for to_all, scattered, b in zip(_TO_ALL.comm_ops(m), _BY_NODE.comm_ops(m), m.buckets, strict=True):
             yield scattered if _goes_by_node(b, m) else to_all
 
@@ -192,7 +195,11 @@ class AllReduce(InGroup):
         d.topology.intra_group.allreduce(b.g, "mean").wait()
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations of a step, whose time is the first term of the paper's eq. 5."""
+        """Return the allreduces of a step, one for each bucket of the model `m`.
+
+        The time of an allreduce of the whole model is the first term of eq. 5 of S. Lee et al. (IEEE Big Data
+        2020).
+        """
         return _of_buckets("allreduce", m)
 
 

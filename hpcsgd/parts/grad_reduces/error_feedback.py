@@ -24,14 +24,20 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Feedback(Protocol):
-    """A kind of error feedback: how gradients are added to acc, and what the optimizer gets as gradient."""
+    """A kind of error feedback: what is added to the accumulated gradient, and what the optimizer gets.
+
+    The accumulated gradient is the vector acc of each worker, with one element for each of the model.
+    """
 
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         """Raise `UserError` for an optimizer with which the update would be wrong."""
         ...
 
     def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
-        """Change the gradient `g` in place before it is added to acc."""
+        """Change the gradient `g` in place before it is added to the accumulated gradient.
+
+        `velocity` is the part for `g` of the worker's second vector; None if this kind does not need one.
+        """
         ...
 
     def after(self, d: ReduceContext, mean: Tensor) -> None:
@@ -40,7 +46,11 @@ class Feedback(Protocol):
 
     @property
     def velocity(self) -> bool:
-        """True if `before` needs a second vector like acc, which is set to zero wherever acc is."""
+        """True if each worker keeps a second vector in addition to acc, the accumulated gradient.
+
+        An example is a momentum. The second vector is as long as acc. When elements of acc have been sent,
+        the same elements of the second vector are set to zero, as those of acc are.
+        """
         ...
 
 
@@ -181,7 +191,10 @@ FEEDBACKS: Mapping[str, Callable[..., Feedback]] = {
 
 
 class Residual:
-    """The vector acc of one worker: float32, or float64 if any parameter is float64."""
+    """The accumulated gradient acc of one worker: float32, or float64 if any parameter is float64.
+
+    With `velocity` there is a second vector like it; see `Feedback.velocity`.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], velocity: bool) -> None:
         devices = {b.w.device for b in buckets}
@@ -239,7 +252,7 @@ class Residual:
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load the vectors that `state_dict` returned; if `state` is empty, set them to zero.
 
-        It is empty if it was saved before the first reduction.
+        A state that was saved before the first reduction is empty.
         """
         for name, layers in self.state_dict().items():
             for layer, own in layers.items():

@@ -21,7 +21,7 @@ class SyncRecord:
     """A synchronization from which groups may be left out."""
 
     t: int
-    """The steps that are done after it."""
+    """The number of steps that each member counts as done after the synchronization."""
     begin: float
     end: float
     """The times at which the average began and ended."""
@@ -53,7 +53,7 @@ class SimulatedRun:
         self.first, self.start = 0, 0.0
         """The first step of the run, counted from 0, and the time at which it begins."""
         self.under_way = 0.0
-        """The time at which all averages are done that no step has used yet."""
+        """The time at which the averages that no step has used yet are all done; 0 without such averages."""
         self.syncs: list[SyncRecord] = []
         """All synchronizations, if groups may be left out of them."""
 
@@ -101,10 +101,11 @@ class SimulatedRun:
 
 
 class Table:
-    """A cache of `SimulatedRun.work`, from which groups read the seconds of different steps.
+    """A cache of the seconds that `SimulatedRun.work` draws, for groups that are in different steps.
 
-    A step is drawn when the first group reaches it and kept until the last group has used it. Rows are reused
-    in a circle, which grows with the number of steps between the first and the last group.
+    The seconds of a step are drawn when the first group reaches the step, and kept until the last group has
+    read them. The rows of the cache are a ring buffer: a new step overwrites the row of a step that all
+    groups have read. If there is no such row, the number of rows doubles.
     """
 
     def __init__(self, course: SimulatedRun) -> None:
@@ -114,9 +115,9 @@ class Table:
         self._reported = np.zeros(course.T, int)
 
     def __call__(self, groups: Indices, steps: Indices) -> Seconds:
-        """Return the seconds of each of `groups` in its step of `steps`; infinite after the last step.
+        """Return for each i the seconds of group `groups[i]` in step `steps[i]`.
 
-        Each group must read each step once.
+        They are infinite if the run has no such step. Each group must read each step exactly once.
         """
         T, P = self._run.T, self._run.layout.P
         for t in range(self._drawn, min(int(steps.max(initial=-1)) + 1, T)):
@@ -146,7 +147,7 @@ class Rule(Protocol):
 
     @property
     def dies_as_one(self) -> bool:
-        """True if the whole job dies with a rank that fails."""
+        """True if the failure of one rank ends the whole job, and not only the group of this rank."""
         ...
 
     def run(self, course: SimulatedRun) -> None:
