@@ -54,17 +54,17 @@ def main() -> None:
 
 
 def started_by() -> Mapping[str, Sequence[str | Path]]:
-    """Return the commands that run the script on four ranks, by name."""
+    """Return the commands that run the script on four ranks, up to the backend, by name."""
     script = [sys.executable, "-P", SCRIPT]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS]
     found: dict[str, Sequence[str | Path]] = {
-        "mpiexec": [mpiexec(), "-n", RANKS, *script],
-        "torchrun": [*torchrun, "--no-python", *script],
+        "mpiexec": [mpiexec(), "-n", RANKS, *script, "mpi"],
+        "torchrun": [*torchrun, "--no-python", *script, "gloo"],
     }
     if "SLURM_JOB_ID" in os.environ:
         srun = ["srun", "-n", RANKS]
-        found["srun, MPI"] = [*srun, "--mpi=pmi2", *script]
-        found["srun, without MPI"] = [*srun, "--mpi=none", *script]
+        found["srun, MPI"] = [*srun, "--mpi=pmi2", *script, "mpi"]
+        found["srun, without MPI"] = [*srun, "--mpi=none", *script, "gloo"]
     return found
 
 

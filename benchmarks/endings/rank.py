@@ -1,6 +1,6 @@
 """One rank of `endings.py`: it has a fault, or sums vectors with the others until the job ends.
 
-    rank.py FAULT FILE TIMEOUT
+    rank.py BACKEND FAULT FILE TIMEOUT
 
 The rank with the fault creates FILE at the moment of the fault. The others wait TIMEOUT seconds for it.
 """
@@ -22,8 +22,8 @@ FAULTY = 2
 
 
 def main() -> None:
-    fault, file = sys.argv[1], Path(sys.argv[2])
-    world = joining.world(timeout=float(sys.argv[3]))
+    backend, fault, file = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    world = joining.world(float(sys.argv[4]), backend)
     world.barrier()
     if fault == "stop":  # all ranks leave together, as at the end of a batch job
         file.touch()

@@ -26,6 +26,7 @@ from website.measured import (
     selsync,
     shard,
     sparse,
+    torchrun,
 )
 from website.measured.results import ROOT
 
@@ -84,7 +85,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
         late.steps,
     ],
     "docs/muon.md": [muon.cost],
-    "docs/performance.md": [performance.speed],
+    "docs/performance.md": [performance.speed, performance.backends],
     "docs/plan.md": [predictions.plan],
     "docs/probe.md": [probe.answers, probe.at_the_papers_setting, probe.cost],
     "docs/selsync.md": [
@@ -97,6 +98,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
     "docs/shard.md": [shard.speed],
     "docs/simulate.md": [predictions.simulation, predictions.simulated_failures],
     "docs/sparse.md": [sparse.exchange, sparse.density, sparse.by_label, sparse.selection],
+    "docs/torchrun.md": [torchrun.endings],
 }
 NOT_MEASURED = {
     "| Python ≥ 3.11": "versions",

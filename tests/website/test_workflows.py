@@ -130,6 +130,6 @@ def test_a_notebook_becomes_a_job(tmp_path: Path) -> None:
     printed = notebook.read_text()
     assert f"{STEPS[1]} steps" in printed
     assert "one rank, one group" in printed
-    programs.run([*convert, "script", notebook.name], cwd=tmp_path)
+    programs.run([*convert, "python", notebook.name], cwd=tmp_path)
     done = programs.run([programs.mpiexec(), "-n", str(RANKS), sys.executable, "notebook.py"], cwd=tmp_path)
     assert done.stdout == f"{STEPS[RANKS]} steps\n"

@@ -24,3 +24,16 @@ def speed() -> str:
         [name, baseline, *(ratio(ranks, who, against, model) for model in MODELS)]
         for name, baseline, ranks, who, against in LINES
     )
+
+
+BY_GROUPS = {"1 × 4": "`bsp`", "2 × 2": "`hierarchical(8)`"}
+
+
+def backends() -> str:
+    return table(
+        [
+            f"{method}, {groups}",
+            *(with_quartiles(row("backends", model=model, groups=groups)["ratio"], 2) for model in MODELS),
+        ]
+        for groups, method in BY_GROUPS.items()
+    )
