@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hpcsgd import torch_private
 from hpcsgd.comm.backend import first_line
@@ -26,6 +27,8 @@ from hpcsgd.errors import UserError
 
 PATIENCE = 600.0
 """The least number of seconds that ranks may take to connect, because the machine may start them late."""
+KNOWN_AFTER = 60.0
+"""Seconds after which the name of the host of rank 0 must be known. Names of containers may come late."""
 _MORE = 10.0  # seconds in which the other ranks learn why rank 0 has given up
 
 
@@ -113,12 +116,29 @@ def _first_store(place: Place, patience: float) -> Any:
     """Return the store at which all ranks register. Raises `NoWorld` if this rank does not reach it."""
     if not place.url:
         return torch_private.store_of_default_group()
+    _wait_for_name(place, KNOWN_AFTER)
     limit = timedelta(seconds=patience)
     try:
         store, _, _ = next(distributed().rendezvous(place.url, place.rank, place.size, timeout=limit))
     except (RuntimeError, ValueError) as error:
         raise NoWorld(f"rank {place.rank} does not reach {place.url}: {first_line(error)}") from error
     return store
+
+
+def _wait_for_name(place: Place, seconds: float) -> None:
+    """Return once this host knows an address for the name in `place`. Raises `NoWorld` after `seconds`."""
+    name, end = urlsplit(place.url).hostname, time.monotonic() + seconds
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise NoWorld(
+                    f"rank {place.rank} on {socket.gethostname()} knows no address for {name!r} "
+                    f"({error.strerror}): set MASTER_ADDR to a name or address that all nodes know"
+                ) from error
+        time.sleep(min(1.0, seconds))
 
 
 def _oneself(listening: socket.socket) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Mapping
 
 import pytest
 
-from hpcsgd.comm import joining
+from hpcsgd.comm import joining, rendezvous
 from hpcsgd.comm.joining import Choice
 from hpcsgd.comm.place import NoWorld, Place, first_host, in_environment
 from hpcsgd.errors import UserError
@@ -111,6 +113,26 @@ def test_what_cannot_be_is_refused(case: str) -> None:
         joining.chosen(backend, environ, lambda: NONE)
     assert str(raised.value).startswith(message)
     assert isinstance(raised.value, UserError)
+
+
+def test_a_name_that_stays_unknown_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "KNOWN_AFTER", 0.01)
+    with pytest.raises(NoWorld, match=r"rank 1 on .* knows no address for 'node1\.invalid' .*MASTER_ADDR"):
+        rendezvous.connect(Place(1, 2, "tcp://node1.invalid:29500"), 5.0, {})
+
+
+def test_a_name_may_become_known_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([OSError("unknown"), OSError("unknown"), []])
+
+    def looked_up(*_: object) -> object:
+        if isinstance(answer := next(answers), OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    rendezvous._wait_for_name(Place(1, 2, "tcp://node1:29500"), 60.0)
+    assert list(answers) == []
 
 
 @pytest.mark.parametrize("by", [{}, PMI, PALS], ids=["none", "pmi", "pals"])
