@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from hpcsgd import torch_private
 from hpcsgd.comm.backend import first_line
@@ -127,7 +126,8 @@ def _first_store(place: Place, patience: float) -> Any:
 
 def _wait_for_name(place: Place, seconds: float) -> None:
     """Return once this host knows an address for the name in `place`. Raises `NoWorld` after `seconds`."""
-    name, end = urlsplit(place.url).hostname, time.monotonic() + seconds
+    name = place.url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    end = time.monotonic() + seconds
     while True:
         try:
             socket.getaddrinfo(name, None)
