@@ -196,10 +196,15 @@ def _places() -> dict[int, tuple[str, str]]:
 
 
 def _system_calls() -> dict[int, str]:
-    """Return for each thread the number and the arguments of the system call that it waits in."""
-    return {
-        int(task.name): (task / "syscall").read_text().strip() for task in Path("/proc/self/task").iterdir()
-    }
+    """Return for each thread the number and the arguments of the system call that it waits in.
+
+    Threads that have just ended are left out, and all of them where the kernel does not allow to read this.
+    """
+    found: dict[int, str] = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found[int(task.name)] = (task / "syscall").read_text().strip()
+    return found
 
 
 def _place(frame: types.FrameType) -> str:

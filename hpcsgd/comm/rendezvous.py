@@ -132,11 +132,11 @@ def _wait_for_name(place: Place, seconds: float) -> None:
         try:
             socket.getaddrinfo(name, None)
             return
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter if it cannot be a name
             if time.monotonic() >= end:
                 raise NoWorld(
                     f"rank {place.rank} on {socket.gethostname()} knows no address for {name!r} "
-                    f"({error.strerror}): set MASTER_ADDR to a name or address that all nodes know"
+                    f"({error}): set MASTER_ADDR to a name or address that all nodes know"
                 ) from error
         time.sleep(min(1.0, seconds))
 

@@ -115,10 +115,11 @@ def test_what_cannot_be_is_refused(case: str) -> None:
     assert isinstance(raised.value, UserError)
 
 
-def test_a_name_that_stays_unknown_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["node1.invalid", "node..1"])
+def test_a_name_that_stays_unknown_ends_the_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "KNOWN_AFTER", 0.01)
-    with pytest.raises(NoWorld, match=r"rank 1 on .* knows no address for 'node1\.invalid' .*MASTER_ADDR"):
-        rendezvous.connect(Place(1, 2, "tcp://node1.invalid:29500"), 5.0, {})
+    with pytest.raises(NoWorld, match=f"rank 1 on .* knows no address for '{name}' .*MASTER_ADDR"):
+        rendezvous.connect(Place(1, 2, f"tcp://{name}:29500"), 5.0, {})
 
 
 def test_a_name_may_become_known_late(monkeypatch: pytest.MonkeyPatch) -> None:
