@@ -18,7 +18,8 @@ class Load:
     """The load without us: the mean number of other programs' threads that run or wait for a core.
 
     CPU time would say less: the more ranks we have, the less of it the others get, however many they are.
-    Our threads are those of this process and of all its descendants.
+    Our threads are those of this process, of all its descendants, and of all processes of the Slurm job
+    that this process runs in: slurmd may have started them on this machine.
     """
 
     def __init__(self, look: Callable[[], int] | None = None, every: float = EVERY) -> None:
@@ -51,12 +52,22 @@ def others_runnable(proc: Path = PROC) -> int:
     them. So only the mean over many samples is meaningful.
     """
     everybody = int((proc / "loadavg").read_text().split()[3].partition("/")[0])
-    return everybody - runnable(os.getpid(), proc)
+    me, job = os.getpid(), os.environ.get("SLURM_JOB_ID")
+    ours = {me, *descendants(me, proc), *(of_job(job, proc) if job else ())}
+    return everybody - sum(_runnable(each, proc) for each in ours)
 
 
 def runnable(pid: int, proc: Path = PROC) -> int:
     """Return how many threads of process `pid` and of its descendants run or wait for a core."""
     return sum(_runnable(each, proc) for each in (pid, *descendants(pid, proc)))
+
+
+def of_job(job: str, proc: Path = PROC) -> Iterator[int]:
+    """Yield the processes of this user whose environment names the Slurm job with the number `job`."""
+    for folder in proc.glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if f"SLURM_JOB_ID={job}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
 
 
 def descendants(pid: int, proc: Path = PROC) -> Iterator[int]:

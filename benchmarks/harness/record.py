@@ -148,7 +148,7 @@ def print_goals(goals: Iterable[Goal]) -> None:
 
 def _write(file: Path, rows: Sequence[Row], goals: Iterable[Goal], told: Row, setting: Row) -> None:
     report = {
-        "command": [Path(sys.executable).name, *sys.argv],
+        "command": [Path(sys.executable).name, *map(_from_the_root, sys.argv)],
         **told,
         "machine": {**machine(), **setting},
         "versions": versions(),
@@ -156,6 +156,13 @@ def _write(file: Path, rows: Sequence[Row], goals: Iterable[Goal], told: Row, se
         "rows": list(rows),
     }
     file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _from_the_root(word: str) -> str:
+    """Return a path inside the repository relative to its root, wherever the command was given."""
+    path, root = Path(word).absolute(), BENCHMARKS.parent
+    is_path = path.exists() or ("/" in word and path.parent.is_dir())
+    return str(path.relative_to(root)) if is_path and path.is_relative_to(root) else word
 
 
 def _git(root: Path, *words: str) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import programs
-from harness.load import Load, descendants, others_runnable, runnable
+from harness.load import Load, descendants, of_job, others_runnable, runnable
 
 SPIN = "print(flush=True)\nwhile True: pass"
 
@@ -33,6 +33,22 @@ def test_all_that_we_started_is_ours(tmp_path):
     plant(tmp_path, me + 40, "RRR")  # a process of somebody else
     assert runnable(me, tmp_path) == 3
     assert others_runnable(tmp_path) == 7 - 3
+
+
+def test_what_slurm_started_for_our_job_is_ours(tmp_path, monkeypatch):
+    (tmp_path / "loadavg").write_text("9.00 9.00 9.00 9/99 12345\n")
+    me = os.getpid()
+    jobs = {me: "12", me + 10: "12", me + 20: "12", me + 30: "123", me + 40: None}
+    for pid, states in zip(jobs, ["R", "RS", "RR", "R", "R"], strict=True):
+        plant(tmp_path, pid, states, children=f"{me + 10} " if pid == me else "")
+    for pid, job in jobs.items():
+        if job:  # the last process belongs to another user: its environment cannot be read
+            (tmp_path / str(pid) / "environ").write_text(f"HOME=/\0SLURM_JOB_ID={job}\0")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert sorted(of_job("12", tmp_path)) == [me, me + 10, me + 20]
+    assert others_runnable(tmp_path) == 9 - (1 + 1 + 2)  # a child of ours counts once
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert others_runnable(tmp_path) == 9 - (1 + 1)
 
 
 def test_a_kernel_that_names_no_children_still_names_parents(tmp_path):

@@ -105,6 +105,15 @@ def test_a_result_says_when_and_of_what(tmp_path):
     assert result["rows"] == ROWS
 
 
+def test_the_command_names_paths_from_the_root_wherever_it_was_given(tmp_path, monkeypatch):
+    words = ["step_overhead.py", "--json", "results/no.json", "--only", "bsp/x", "--quick", "/dev/null"]
+    monkeypatch.chdir(record.BENCHMARKS)
+    monkeypatch.setattr("sys.argv", words)
+    command = concluded(run_beside(0), tmp_path / "result.json")["command"]
+    paths = ["benchmarks/step_overhead.py", "--json", "benchmarks/results/no.json"]
+    assert command[1:] == [*paths, "--only", "bsp/x", "--quick", "/dev/null"]
+
+
 def test_what_there_is_so_far_says_the_same_of_the_run(tmp_path):
     run_beside(2).write(tmp_path / "part.json", ROWS)
     part = json.loads((tmp_path / "part.json").read_text())
