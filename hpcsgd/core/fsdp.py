@@ -94,8 +94,13 @@ class FsdpSlot(Slot):
     def gradient(self) -> Tensor | None:
         return None if self.param.grad is None else local(self.param.grad)
 
-    def _is_gathered_from_here(self) -> bool:
-        return torch_private.padded_shard(self._kept).data_ptr() == self._padded_home
+    def at_home(self) -> bool:
+        gathered_from = torch_private.padded_shard(self._kept).data_ptr()
+        return self.tensor.data_ptr() == self._home and gathered_from == self._padded_home
+
+    def is_attached(self) -> bool:
+        grad, view = self.gradient, self._view
+        return grad is not None and view is not None and grad.data_ptr() == view.data_ptr()
 
     def pend(self) -> None:
         """Do nothing: torch averages this gradient within the group, and no rank holds all of it."""
@@ -108,11 +113,8 @@ class FsdpSlot(Slot):
     def _make_gradient(self) -> None:
         self._gradient = local_like(self.param, self._view)
 
-    def _show_gradient(self) -> None:
+    def show(self) -> None:
         self.param.grad = self._gradient
-
-    def _is_view(self, grad: Tensor | None) -> bool:
-        return grad is not None and self._view is not None and grad.data_ptr() == self._view.data_ptr()
 
 
 def reshard(model: nn.Module) -> None:

@@ -69,20 +69,20 @@ class Slot(ABC):
         """Make `view`, a part of `w`, the memory of the parameter."""
 
     @abstractmethod
-    def _is_gathered_from_here(self) -> bool:
-        """Return whether forward passes use the parameter from its place in the bucket."""
+    def at_home(self) -> bool:
+        """Return whether the parameter still lies in its bucket, and forward passes use it from there."""
+
+    @abstractmethod
+    def is_attached(self) -> bool:
+        """Return whether `param.grad` is the gradient's view in `g`, not another tensor or None."""
+
+    @abstractmethod
+    def show(self) -> None:
+        """Set `param.grad` to the gradient's view in `g`, even if it was another tensor."""
 
     @abstractmethod
     def _make_gradient(self) -> None:
         """Make the tensor that will be `param.grad` from the gradient's view in `g`."""
-
-    @abstractmethod
-    def _show_gradient(self) -> None:
-        """Set `param.grad` to the gradient's view in `g`."""
-
-    @abstractmethod
-    def _is_view(self, grad: Tensor | None) -> bool:
-        """Return whether `grad` is the gradient's view in `g`, not another tensor or None."""
 
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
@@ -93,10 +93,6 @@ class Slot(ABC):
         self._place.copy_(self.tensor.detach())
         self._become(self._place)
         self._home = self.tensor.data_ptr()
-
-    def at_home(self) -> bool:
-        """Return whether the parameter still lies in its bucket."""
-        return self.tensor.data_ptr() == self._home and self._is_gathered_from_here()
 
     def come_home(self) -> None:
         """Move a parameter that was given other memory back into `w`, with its current values."""
@@ -110,15 +106,6 @@ class Slot(ABC):
         self._view = shaped(as_elements(g[self.start : self.stop], self.reals), 0, self.tensor)
         self._room = self._view.detach(), self._view.data_ptr()
         self._make_gradient()
-
-    def is_attached(self) -> bool:
-        """Return whether `param.grad` is the gradient's view in `g`, not another tensor or None."""
-        return self._is_view(self.gradient)
-
-    def has_graph(self) -> bool:
-        """Return whether autograd has set a gradient that can itself be differentiated."""
-        grad = self.gradient
-        return grad is not None and not self._is_view(grad) and grad.requires_grad
 
     def on_use(self, use: Callable[[], Callable[[], None] | None]) -> None:
         """Set `use`, a weak reference to the function that the first use of a pending gradient calls."""
@@ -134,29 +121,33 @@ class Slot(ABC):
         """True if the first use of the gradient has to average it."""
         return self._view.__class__ is PendingGradient
 
-    def attach(self) -> None:
+    def attach(self) -> bool:
         """Copy the gradient that autograd or the user set into `g`, and set `param.grad` to its view there.
 
-        If there is no gradient, its part of `g` is filled with zeros and `param.grad` stays None.
+        If there is no gradient, its part of `g` is filled with zeros and `param.grad` stays None. Return
+        whether the gradient that was copied can itself be differentiated.
         """
-        grad = self.gradient
-        if self._is_view(grad):
+        if self.is_attached():
             if not self.pending:  # a pending gradient has not been used, so nothing can have moved it
                 self._bring_back()
-            return
+            return False
         if sys.getrefcount(self._view) > OWN:
             self._leave_to_others()
-        self.settle()
+        if self.pending:
+            self.settle()
         self._bring_back()
+        grad = self.gradient
         if grad is None:
             self._view.zero_()
-            return
+            return False
         if grad.layout != torch.strided:
             raise UserError(
                 f"gradient of {self.name} is sparse, but only dense ones can be averaged: use sparse=False"
             )
-        self._view.copy_(grad.detach())
+        has_graph = grad.requires_grad
+        self._view.copy_(grad.detach() if has_graph else grad)
         self.show()
+        return has_graph
 
     def _leave_to_others(self) -> None:
         """Give the earlier gradient, which the script still holds, memory of its own, as in plain PyTorch."""
@@ -189,10 +180,6 @@ class Slot(ABC):
         with torch_private.plainly():
             self._view.zero_()
 
-    def show(self) -> None:
-        """Set `param.grad` to the gradient's view in `g`, even if it was another tensor."""
-        self._show_gradient()
-
     def hide(self) -> None:
         """Set `param.grad` to None, because no rank has a gradient of this parameter."""
         self.param.grad = None
@@ -218,17 +205,17 @@ class Whole(Slot):
     def _become(self, view: Tensor) -> None:
         self.param.data = view
 
-    def _is_gathered_from_here(self) -> bool:
-        return True  # such a parameter is never gathered
+    def at_home(self) -> bool:
+        return self.param.data_ptr() == self._home
+
+    def is_attached(self) -> bool:
+        return self.param.grad is self._view
+
+    def show(self) -> None:
+        self.param.grad = self._view
 
     def _make_gradient(self) -> None:
         """Do nothing: the gradient's view in `g` can itself be `param.grad`."""
-
-    def _show_gradient(self) -> None:
-        self.param.grad = self._view
-
-    def _is_view(self, grad: Tensor | None) -> bool:
-        return grad is self._view
 
 
 def refuse_kept(name: str) -> NoReturn:

@@ -27,6 +27,8 @@ class PassCounts(Generic[Key]):
         self.counts: dict[Key, int] = {}
         """Number of passes that have computed a gradient, without those inside `no_sync()`. A gradient that
         no pass has computed is missing."""
+        self.in_no_sync = False
+        """True inside `no_sync()`."""
         self._local: set[Key] = set()
         self._open = 0
 
@@ -44,11 +46,6 @@ class PassCounts(Generic[Key]):
         self.counts.clear()
         self._local.clear()
 
-    @property
-    def in_no_sync(self) -> bool:
-        """True inside `no_sync()`."""
-        return self._open > 0
-
     @contextlib.contextmanager
     def no_sync(self, at_end: Callable[[Collection[Key]], None]) -> Generator[None, None, None]:
         """Return a block whose passes count as none. Blocks may be nested.
@@ -56,11 +53,13 @@ class PassCounts(Generic[Key]):
         At the end of the outermost one `at_end` gets the gradients that passes inside have computed.
         """
         self._open += 1
+        self.in_no_sync = True
         try:
             yield
         finally:
             self._open -= 1
-            if not self._open:
+            self.in_no_sync = self._open > 0
+            if not self.in_no_sync:
                 found = [key for key in self._local if self._exists(key)]
                 self._local.clear()
                 at_end(found)

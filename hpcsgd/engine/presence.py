@@ -175,6 +175,14 @@ def refuse_in_backward() -> NoReturn:
     )
 
 
+def refuse_capture() -> NoReturn:
+    """Raise `UserError` for a backward pass that CUDA records instead of running it."""
+    raise UserError(
+        "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
+        "replayed: train without CUDA graphs"
+    )
+
+
 def refuse_graph() -> NoReturn:
     """Raise `UserError` for averaged gradients of `backward(create_graph=True)`, which have no graph."""
     raise UserError(

@@ -77,7 +77,10 @@ class GuardedElasticMean:
     def average_from(
         self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
     ) -> tuple[int, int]:
-        """Average the models, which were `theta` after the last synchronization; see `AveragesFrom`."""
+        """Average the models, which were `theta` after the last synchronization, with the weights of the guard.
+
+        For arguments and result see `AveragesFrom.average_from`.
+        """
         before = [b.parameters.clone() for b in s.buckets]
         norm = distance_of_group(s, [x.clone() for x in theta])
         outlier = self._history.is_outlier(norm, self.guard)

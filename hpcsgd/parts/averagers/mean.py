@@ -55,7 +55,7 @@ class MeanOfAll:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the allreduces of a synchronization, whose time is the second term of the paper's eq. 5."""
+        """Return the allreduces of a synchronization: one of each bucket, whole, over the groups."""
         return (allreduce("inter_group", m.here(b)) for b in m.buckets)
 
 

@@ -97,7 +97,7 @@ class MeanFrom:
         return MeanPart(w, theta, s)
 
     def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations that average a fragment `m`, without that of `facts_op`."""
+        """Yield the operations that average a fragment `m`, without the message that `facts_op` describes."""
         yield from ElasticMean().comm_ops(m)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
