@@ -14,7 +14,7 @@ import pytest
 import programs
 from comm.jobs import LIMIT, Job, by_srun
 from comm.test_torchrun import CASES
-from hpcsgd.errors import PEER_LOST, STOPPED
+from hpcsgd.errors import EXIT_CODE_FILE, PEER_LOST, STOPPED
 from lightning_runs import PROGRAM, lightning_python
 from system.machines import launch, skip_unless_mpich
 
@@ -87,9 +87,12 @@ def test_four_worlds_of_one_rank_are_an_error(srun):
     assert "a world of 1" in done.stderr
 
 
-def test_an_exception_in_one_rank_ends_the_step(srun):
-    done = srun(ONE_RANK_FAILS, "--mpi=pmi2")
+def test_an_exception_in_one_rank_ends_the_step(srun, tmp_path):
+    """srun itself ends with the highest code of all ranks, which is that of a killed one."""
+    code = tmp_path / "exit-code"
+    done = srun(ONE_RANK_FAILS, "--mpi=pmi2", f"--export=ALL,{EXIT_CODE_FILE}={code}")
     assert done.returncode != 0
+    assert code.read_text() == "1\n"
     assert time.time() - float(done.stdout) < 10
     assert done.stderr.count("RuntimeError: only rank 2 knows") == 1
 

@@ -27,6 +27,7 @@ from website.measured import (
     selsync,
     shard,
     sparse,
+    torchrun,
 )
 from website.measured.results import ROOT
 
@@ -99,6 +100,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
     "docs/shard.md": [shard.speed],
     "docs/simulate.md": [predictions.simulation, predictions.simulated_failures],
     "docs/sparse.md": [sparse.exchange, sparse.density, sparse.by_label, sparse.selection],
+    "docs/torchrun.md": [torchrun.endings],
 }
 NOT_MEASURED = {
     "| Python ≥ 3.11": "versions",
