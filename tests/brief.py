@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from covering import (
+    ALSO_ON_RANKS,
+    OF_BACKENDS,
     by_function,
     covering,
     difficult_first,
@@ -53,6 +56,11 @@ def brief(items: Iterable[pytest.Item], *, on_ranks: bool = False) -> set[pytest
             turns[file] += 1
         chosen.update(_base_choices(some)[: 1 if on_ranks else None])
     return chosen
+
+
+def may_be_for_ranks(file: Path, text: str) -> bool:
+    """Return False if a test file with this text has no item that a brief run on ranks would choose."""
+    return OF_BACKENDS in file.as_posix() or any(mark in text for mark in ALSO_ON_RANKS)
 
 
 def _of_some_methods(items: list[pytest.Item], turn: int) -> list[pytest.Item]:

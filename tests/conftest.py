@@ -29,7 +29,7 @@ import pytest
 import torch
 
 import far
-from brief import brief
+from brief import brief, may_be_for_ranks
 from covering import parameters, repeated
 from hpcsgd.comm import streams, threads
 from ranks import BY_TORCHRUN, LAUNCHED, RANK, RANKS, complain, end_late, processes
@@ -91,10 +91,13 @@ if LAUNCHED:
         """Return one folder for all ranks of a test, made by rank 0: folders made by each rank clash."""
         return processes().same(tmp_path_factory.mktemp("ranks") if RANK == 0 else None)
 
-    def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
         """Ignore test files without tests for ranks, because otherwise every rank would import them."""
-        tests = collection_path.match("test_*.py")
-        return True if tests and not TAKES_RUN.search(collection_path.read_text()) else None
+        if not collection_path.match("test_*.py"):
+            return None
+        text, is_brief = collection_path.read_text(), config.getoption("--brief")
+        wanted = TAKES_RUN.search(text) and (not is_brief or may_be_for_ranks(collection_path, text))
+        return None if wanted else True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

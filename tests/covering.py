@@ -23,6 +23,8 @@ MANY = 12
 RARE = ("long", "soak", "large")
 OF_BACKENDS = "tests/comm/"
 """Tests of what differs between threads and processes."""
+ALSO_ON_RANKS = ("processes", "every_method")
+"""Marks of other tests for which it matters that ranks are processes."""
 Values = tuple[tuple[str, str], ...]
 """Parameters, each with a value."""
 
@@ -43,7 +45,7 @@ def strength(own: Sequence[pytest.Item], *, on_ranks: bool) -> int:
     try pairs in tests that only they can run, single values in tests of backends and in comparisons with
     plain torch, and one case of each other test.
     """
-    marks = {name for item in own for name in ("processes", "every_method", "slow") if marked(item, name)}
+    marks = {name for item in own for name in (*ALSO_ON_RANKS, "slow") if marked(item, name)}
     if "processes" in marks:
         return 2
     if on_ranks:

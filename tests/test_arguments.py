@@ -200,6 +200,7 @@ def without_mpi(world: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "probe_groups", lambda *_, **__: None)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1)
 @pytest.mark.threads
 @pytest.mark.parametrize("name", swept())

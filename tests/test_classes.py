@@ -182,6 +182,7 @@ def test_no_class_overrides_a_method_of_another() -> None:
     assert overriding(ROOT) == []
 
 
+@pytest.mark.slow
 def test_nobody_asks_by_class() -> None:
     found = asking(ROOT)
     assert found - ASKED.keys() == set()

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import programs
 import tier
-from brief import brief
+from brief import brief, may_be_for_ranks
 from covering import covering, factors, repeated
 
 
@@ -70,6 +71,19 @@ def test_a_brief_run_on_ranks_has_one_item_of_what_depends_on_the_backend(
 ) -> None:
     items = [Item(f"{file}::f[{part}]", {"part": part}, mark) for part in "ab"]
     assert chosen(items, on_ranks=True) == items[:kept]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "wanted"),
+    [
+        ("tests/comm/test_a.py", "", True),
+        ("tests/core/test_a.py", "@pytest.mark.every_method", True),
+        ("tests/core/test_a.py", "pytestmark = pytest.mark.processes", True),
+        ("tests/core/test_a.py", "@pytest.mark.slow", False),
+    ],
+)
+def test_a_brief_run_on_ranks_reads_no_file_without_such_tests(file: str, text: str, wanted: bool) -> None:
+    assert may_be_for_ranks(Path(file), text) is wanted
 
 
 def test_the_long_run_has_what_repeats_pairs_of_values():

@@ -204,23 +204,24 @@ class GradientReducer:
         self.synchronize(self._calling("a use of param.grad"))
 
     def _gradient_ready(self, index: int, place: int) -> None:
-        """Count a gradient that autograd has computed, and send buckets that are complete.
-
-        Kernels of the backward pass push this code out of the core's caches, so each call takes about 1 µs.
-        """
+        """Count a gradient that autograd has computed, and send buckets that are complete."""
+        # The kernels of the backward pass push this code out of the core's caches, so that each call of a
+        # Python function takes about 1 µs here. What is rare is therefore decided without a call.
         slot = self._buckets[index].slots[place]
         if not slot.at_home():
             return  # the parameter belongs to another DistributedOptimizer now, or step() will raise an error
+        if captured(slot.param.device):
+            presence.refuse_capture()
         self._averaged = False
-        again = slot.is_attached() or slot in self.passes.counts
-        if again and not self._is_fresh(slot, was_sent=index < len(self._sending.sent)):
+        may_be_stale = slot.is_attached() or slot in self.passes.counts
+        if may_be_stale and not self._is_fresh(slot, was_sent=index < len(self._sending.sent)):
             self._stale.add(slot)
             return
-        if not self._unused.looks:
-            self._pass_begins(slot)
         if self._unused.found or self._stale:
             self._unused.found.discard(slot)
             self._stale.discard(slot)
+        if not self._unused.looks and not self.passes.in_no_sync:
+            self._unused.look_after_pass(self.passes.counts)
         self._had_graph |= slot.attach()
         self._sending.gradient_ready(index)
         if not self.passes.in_no_sync:
@@ -229,13 +230,6 @@ class GradientReducer:
             self._missing[index] -= 1
             if self._overlap and self._missing[index] == 0:
                 self._send_ready()
-
-    def _pass_begins(self, slot: Slot) -> None:
-        """Refuse a pass that is being captured; look for missing gradients when this one ends."""
-        if captured(slot.param.device):
-            presence.refuse_capture()
-        if not self.passes.in_no_sync:
-            self._unused.look_after_pass(self.passes.counts)
 
     def _is_fresh(self, slot: Slot, *, was_sent: bool) -> bool:
         """Return whether the latest gradient of `slot` was added to nothing, or to gradients of this step."""

@@ -65,6 +65,7 @@ def some_steps(net: nn.Module, optimizer: DistributedOptimizer, ranks: list[int]
             optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_the_same_ranks_go_on_to_the_same_bits(run, tmp_path: Path, case: str, P: int, K: int) -> None:

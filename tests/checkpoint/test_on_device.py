@@ -102,6 +102,7 @@ def test_the_host_finds_what_a_device_saved(setting: str, tmp_path: Path) -> Non
     assert_same(threads.run(P * K, held, setting, tmp_path), there)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [*SOME, *NEVER_TWICE_ALIKE])
 def test_a_device_finds_what_the_host_saved(setting: str, tmp_path: Path) -> None:
     threads.run(P * K, whole, setting, tmp_path)

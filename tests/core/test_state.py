@@ -84,6 +84,7 @@ def of_method(optimizer: hpcsgd.DistributedOptimizer) -> Any:
     return optimizer.state_dict()["hpcsgd"]["method"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"sidco"}))
 def test_later_steps_change_no_state_that_was_saved_or_loaded(name: str) -> None:
     def one(world: Communicator) -> None:

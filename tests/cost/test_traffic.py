@@ -161,6 +161,7 @@ def test_bytes_of_every_method_are_those_that_the_stats_count(run, label: str, P
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.threads
 @pytest.mark.parametrize(("P", "K"), [(3, 2)])
 @pytest.mark.parametrize("kind", MODELS)

@@ -130,6 +130,7 @@ def test_experts_that_a_whole_group_does_not_use(
 TABLE = {**REFERENCES, **EXCEPTIONS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", TABLE)
 @pytest.mark.ranks(6)
 def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:

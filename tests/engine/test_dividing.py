@@ -153,12 +153,14 @@ def test_as_when_everybody_updates_everything(run, P: int, K: int, maker: str) -
     check(run, P, K, lambda: hierarchical(2), maker)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_so_by_every_kind_of_method(run, method: str) -> None:
     check(run, 2, 2, METHODS[method], "two rates")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 def test_so_with_every_option(run, options: dict[str, Any]) -> None:

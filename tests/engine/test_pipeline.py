@@ -177,6 +177,7 @@ def test_the_bits_are_those_of_the_plain_order(
     assert same_bits(run(P * K, trained, *arguments), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.threads(
     unless={"P": 2, "method": {"bsp", "delayed", "diloco", "hierarchical", "selsync", "sparse", "streaming"}}
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import DistributedOptimizer, Method, UserError, bsp
+from hpcsgd import DistributedOptimizer, Method, Sparse, TopK, UserError, bsp
 from hpcsgd.comm import Communicator
 from hpcsgd.comm.stats import activity
 from hpcsgd.core.flat import Bucket
@@ -238,14 +239,24 @@ def test_sparse_gradients_are_refused(run) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_backward_pass_is_not_captured(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backward pass captured as a CUDA graph is refused, because a replay would not send the gradients."""
-    monkeypatch.setattr("hpcsgd.engine.reducer.captured", lambda device: device.type == "cpu")
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_backward_pass_is_not_captured(run, monkeypatch: pytest.MonkeyPatch, warm: bool) -> None:
+    """A backward pass captured as a CUDA graph is refused, because a replay would not send the gradients.
+
+    The error comes first, even if this pass replaces gradients that were sent, which is refused, too.
+    """
+    capturing = threading.local()
+    monkeypatch.setattr("hpcsgd.engine.reducer.captured", lambda _: getattr(capturing, "now", False))
 
     def trained(world: Communicator) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        DistributedOptimizer(inner, net, form(world, groups=1), bsp())
+        method = bsp(Sparse(TopK(density=0.5)))
+        DistributedOptimizer(inner, net, form(world, groups=1), method)
+        if warm:
+            loss(net, *batch(0, world.rank)).backward()
+            net.zero_grad()
+        capturing.now = True
         loss(net, *batch(0, world.rank)).backward()
 
     with pytest.raises(UserError, match=r"captured as a CUDA graph, .*: train without CUDA graphs"):

@@ -87,6 +87,7 @@ def test_a_signal_ends_all_ranks(how: str, codes: set[int], tmp_path: Path) -> N
     assert not re.search("Traceback|hpcsgd: ", done.stderr), done
 
 
+@pytest.mark.slow
 def test_without_lightning_a_line_says_what_to_install(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nsys.modules['lightning'] = None\nimport hpcsgd.lightning")

@@ -35,6 +35,7 @@ def require_same(of_ranks: list[Any], steps: int) -> None:
         assert found["sent"][0]["grad_reduce"] > 0
 
 
+@pytest.mark.slow
 def test_lightning_trains_as_a_plain_loop(run_cases: RunCases) -> None:
     require_same(run_cases("bits")["bits"], STEPS)
 

@@ -243,6 +243,7 @@ def test_on_devices_the_bits_are_those_on_the_host(run, method: str, P: int, K: 
                 torch.testing.assert_close(w, v, **tolerance(case.same_bits))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("far_device")
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("pattern", FOR_TRAININGS)

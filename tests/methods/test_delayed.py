@@ -96,6 +96,7 @@ class OnCopies:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"method": "diloco", "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", OF_SHARDS)

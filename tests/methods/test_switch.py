@@ -40,6 +40,7 @@ def takes_turns(method: Method) -> bool:
     return method.grad_reduce.traits.leaves_shards and not method.averager.traits.whole_model
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 2, "K": 2, "method": {"delayed", "diloco", "osgp"}})
 @pytest.mark.parametrize(("P", "K"), some([(2, 2), (4, 1), (1, 2)], {(2, 2), (4, 1)}))
 @pytest.mark.parametrize("method", [label for label, case in REFERENCES.items() if takes_turns(case.new())])

@@ -61,6 +61,7 @@ def test_its_regions_are_its_layers(model_type: str, kind: str) -> None:
     assert [type(region).__name__ for region in regions(small(model_type))] == [kind] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [

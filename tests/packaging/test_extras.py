@@ -56,6 +56,7 @@ def test_the_makefile_installs_these_extras() -> None:
     assert '-c constraints.txt -e ".[test-long]"\n' in MAKEFILE
 
 
+@pytest.mark.slow
 def test_no_test_is_skipped_for_want_of_a_package() -> None:
     found = {
         str(path.relative_to(ROOT)): lacking(path.read_text()) for path in (ROOT / "tests").rglob("*.py")

@@ -88,6 +88,7 @@ UNHEARD_OF: list[Record] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("records", "panels"),
     [

@@ -138,6 +138,7 @@ def test_arguments_and_two_of_one_kind(folder: Path) -> None:
     assert {path.name for path in (run / "loggers").glob("*.log")} == {"MyLogger.log", "MyLogger-2.log"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("logger", "fault"),
     [

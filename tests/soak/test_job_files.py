@@ -66,6 +66,7 @@ def test_a_bad_job_file_is_one_line(desk: Desk, seeds: Seeds, cases: int) -> Non
     seeds.each(cases, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulation", *EXAMPLES])
 def test_good_ones_are_taken(desk: Desk, name: str) -> None:
     """Valid job files must be accepted; otherwise the test above would see the same error every time."""

@@ -84,6 +84,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
     assert_same(parameters, threads.run(2, plain)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(2, 2), (3, 1)])
 def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ranks: tuple[int, int]) -> None:
     """Two or three ranks that share a batch of four train the same as one, except for rounding."""

@@ -53,6 +53,7 @@ FRAGMENTS = ["--method.sync_every", "6", "--method.num_fragments", "3"]
 """A synchronization of one fragment after every two steps."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(1, 1), (1, 3)])
 def test_groups_end_with_one_model_if_they_synchronize_fragments(
     job_file: Path, tmp_path: Path, desk: Desk, ranks: tuple[int, int]
@@ -70,6 +71,7 @@ def test_groups_end_with_one_model_if_they_synchronize_fragments(
     assert commits == [0, *range(2, 37, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], FRAGMENTS])
 def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk, more: list[str]) -> None:
     """The groups resume with θ and the outer momentum of the checkpoint."""

@@ -66,6 +66,7 @@ def test_stopped_after_any_step(job_file: Path, whole: Path, tmp_path: Path, ste
     assert_same_outcome(tmp_path, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3, 4, None])
 @pytest.mark.parametrize("step", range(1, LAST + 1))
 def test_killed_after_any_step(

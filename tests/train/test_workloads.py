@@ -116,6 +116,7 @@ def test_interrupted_or_not_the_bits_are_the_same(
     assert_same_outcome(tmp_path / "killed", tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job_file", ["words", "ratings"], indirect=True)
 def test_chance_makes_a_difference(job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another state of the generator gives other bits, so the test above can fail.

@@ -91,6 +91,7 @@ def test_a_part_without_messages_is_refused() -> None:
         messages.by_part([part("a", "a/", "b/")], [Message("a/x.py", "one", "")])
 
 
+@pytest.mark.slow
 def test_what_is_explained_elsewhere_leads_there() -> None:
     text = messages.page()
     assert "a world of …: the launcher does not fit" in text

@@ -117,6 +117,7 @@ def test_a_file_that_is_not_whole(where: str, made: Environment, tmp_path: Path)
     assert [path.name for path in there.parent.iterdir()] == [f"{short.name}.lock"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives a folder to another user")
 def test_a_folder_of_another_user_is_not_trusted(packed: Packed, tmp_path: Path) -> None:
     there = on_node(packed, tmp_path)

@@ -289,6 +289,7 @@ def test_the_coordinator_gets_what_the_method_says_of_a_quorum(launch: Launch) -
     assert coordinator_arguments(job, config, 3) == {"budget": None, **enough}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

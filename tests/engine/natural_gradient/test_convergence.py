@@ -64,6 +64,7 @@ def natural(optimizer: optim.Optimizer, net: nn.Module) -> optim.Optimizer:
     return NaturalGradient(optimizer, net, rank=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", [3.0, 10.0])
 def test_half_the_steps_at_the_rate_that_is_best_for_sgd(goal: float) -> None:
     theirs = {lr: steps_to(goal, plain, lr) for lr in RATES}

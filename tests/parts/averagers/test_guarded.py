@@ -273,6 +273,7 @@ LATE: dict[str, Callable[[Method], Method]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", LATE)
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1)])
 def test_who_is_left_out_of_a_late_average_takes_it_whole(run, around: str, P: int, K: int) -> None:

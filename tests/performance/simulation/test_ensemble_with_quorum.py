@@ -309,6 +309,7 @@ class Director:
         return (g, 0) in self._at._arrivals._ranks or (candidate is not None and candidate.complete)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factors", "kinds"),
     [((1.0, 1.0, 2.6), {"looks on"}), ((1.0, 1.3, 4.1), set[str]()), ((2.3, 1.0, 1.0), {"looks on"})],

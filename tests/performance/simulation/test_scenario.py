@@ -165,6 +165,7 @@ def test_lines_and_json_say_the_same() -> None:
     assert told["by_step"]["last_seconds"][-1] == told["seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--job.steps", "1"), ("--job.groups", "1", "--job.steps", "2000")])
 def test_it_is_drawn(tmp_path: Path, more: tuple[str, ...]) -> None:
     draw(simulate(load(EXAMPLE, (*SMALLER, *more))), tmp_path / "job.png")

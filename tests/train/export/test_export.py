@@ -148,6 +148,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_of_a_checkpoint_it_is_the_mean_of_the_groups(images: Path, tmp_path: Path, name: str) -> None:
     """One process computes the ranks' final model from their checkpoint, except for the order of sums."""

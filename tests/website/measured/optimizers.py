@@ -8,8 +8,8 @@ from website.measured.results import row
 def natural_gradient() -> str:
     resnet, mlp = (ratio(model) for model in ("ResNet-20", "MLP 25M"))
     return (
-        f"With rank 20 a step took {resnet:.2f} times as long for ResNet-20, and {mlp:.2f} times for an MLP of "
-        "25 million parameters"
+        f"With rank 20 a step took {resnet:.2f} times as long for ResNet-20, and {mlp:.2f} times for an MLP "
+        "of 25 million parameters"
     )
 
 
