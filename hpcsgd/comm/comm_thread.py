@@ -151,10 +151,11 @@ class CommThread:
         keep: object = None,
         single: bool = False,
     ) -> Work:
-        """Queue `call`, which keeps the submitter's phase; if the caller is this thread, run it at once.
+        """Queue `call` for this thread, and return its `Work`; if the caller is this thread, run it at once.
 
-        With a `device`, the call runs on this thread's stream of that device. For `keep` see `Work`. A
-        `single` call is one operation, and begins no other.
+        The call's messages count in the `phase` in which the caller submits it. With a `device`, the call
+        runs on this thread's stream of that device. For `keep` see `Work`. A `single` call is one operation,
+        and begins no other.
         """
         if self.here():
             return finished(call, what, stats)

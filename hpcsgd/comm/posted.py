@@ -37,7 +37,9 @@ class Posted(Future[Any]):
         return self._ended(0.0)
 
     def result(self, timeout: float | None = None) -> tuple[Any, None]:
-        """Wait for the operation; return what was received, and None in place of an event of a device.
+        """Wait for the operation; return the bytes that were received, and None.
+
+        `Work` expects a pair: a result, and the event that ends its work on a device. Here there is no event.
 
         Raises:
             TimeoutError: After `timeout` seconds.

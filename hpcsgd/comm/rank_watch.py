@@ -80,9 +80,10 @@ class _State(NamedTuple):
 
 
 class RankWatch:
-    """The state of one rank: its main thread, its communication threads, and other threads that use them.
+    """The record of what the threads of one rank wait for; reports of all ranks show whether they deadlock.
 
-    The main thread is the one that creates this object.
+    The threads are the main thread, which creates this object, the communication threads, and other threads
+    that submit calls to communication threads.
     """
 
     def __init__(self, rank: int, reports: Reports) -> None:

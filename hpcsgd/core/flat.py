@@ -119,9 +119,9 @@ class Bucket:
         return found
 
     def pieces(self, cuts: Sequence[slice] | None = None) -> Iterator[tuple[Slot, slice]]:
-        """Yield the range of each parameter's part in `param_shard`.
+        """Yield each parameter's slot with the range of its part in `param_shard`.
 
-        With `cuts`, slices of `param_shard`: in the vector of these slices, one after the other.
+        With `cuts`, which are slices of `param_shard`, ranges are those in the concatenation of the slices.
         """
         start = 0
         for part in [slice(0, self.param_shard.numel())] if cuts is None else cuts:
@@ -140,7 +140,10 @@ class Bucket:
         return [values for slot in self.slots if (values := _values(slot)) is not None]
 
     def gather(self) -> None:
-        """Make every parameter's gradient a view of `g`; where one is missing, set `g` to zero."""
+        """Copy gradients into `g`, unless they are there already, and make each `param.grad` a view of `g`.
+
+        Where a parameter has no gradient, its part of `g` is set to zero, and `param.grad` stays None.
+        """
         self.allocate()
         for slot in self.slots:
             slot.attach()

@@ -102,7 +102,7 @@ class Arrays(Split):
         return len(self._labels)
 
     def trial(self) -> Tensor:
-        """Return the x of the first and the last sample."""
+        """Return the x of the first and the last sample, as a batch [2, ...] to test a model."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:

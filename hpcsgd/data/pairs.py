@@ -73,7 +73,7 @@ class Pairs(Split):
         return self._images * self.patches
 
     def trial(self) -> Tensor:
-        """Return the x of two grey patches, as a batch."""
+        """Return the x of two grey patches, as a batch to test a model."""
         return torch.full((2, 3, self.patch, self.patch), 0.5)
 
     def _read(self, indices: Sequence[int]) -> Batch:

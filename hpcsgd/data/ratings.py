@@ -64,7 +64,7 @@ class Ratings(Split):
         return len(self._pairs)
 
     def trial(self) -> Tensor:
-        """Return the x of two samples: the first user with the first item, and the last with the last."""
+        """Return the pairs (first user, first item) and (last user, last item) as a batch to test a model."""
         return torch.tensor([[[0, 0]], [[self.users - 1, self.items - 1]]])
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:

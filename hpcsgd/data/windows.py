@@ -91,7 +91,7 @@ class Windows(Split):
         return self._count
 
     def trial(self) -> Tensor:
-        """Return two windows, one of the first type of token only, and one of the last type only."""
+        """Return two windows to test a model: one has only token 0, the other only token `types` − 1."""
         return torch.tensor([[0], [self.types - 1]]).expand(-1, self.bptt)
 
     def _read(self, indices: Sequence[int]) -> Batch:

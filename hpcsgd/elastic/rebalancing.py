@@ -30,12 +30,13 @@ from hpcsgd.errors import UserError, count_text
 
 
 def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
-    """Return whole x_i ≥ 1 by group, with Σ x_i = X, that differ from Lemma 1 by less than one unit.
+    """Divide `X` whole units among groups by Lemma 1; return the units x_i ≥ 1 of each group, whose sum is X.
 
-    Units are rounded by largest remainder; of equal remainders the lowest group comes first. The result is
-    not always the best of all whole x. But the slowest group would be at least as fast as in the best one if
-    every group had one more unit. Raises `UserError` if there are fewer units than groups, or if an α is not
-    a positive number.
+    `alpha` has α_i, the seconds of an epoch with one unit, for each group. The exact x_i* are rounded by
+    largest remainder, and change by less than one unit; of equal remainders the lowest group comes first.
+    Other whole numbers may be better. But with one more unit for every group, the slowest group would be at
+    least as fast as with the best ones. Raises `UserError` if there are fewer units than groups, or if an α
+    is not a positive number.
 
     >>> shares({0: 1.0, 1: 3.0}, 256)
     {0: 64, 1: 192}

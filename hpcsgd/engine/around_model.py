@@ -69,7 +69,10 @@ def _register() -> None:
 
 
 def _registered(outer: nn.Module, _: str, inner: nn.Module | None) -> None:
-    """Check a module `inner` that becomes a part of `outer`."""
+    """Raise `UserError` if `outer` is a wrapper of torch, and `inner` has modules of a trained model.
+
+    torch calls this function whenever a module `inner` becomes a child of a module `outer`.
+    """
     if inner is None or not isinstance(outer, _kinds()):
         return
     if _is_trained(inner):

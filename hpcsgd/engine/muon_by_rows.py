@@ -94,7 +94,7 @@ class MuonByRows:
         self._update(here)
 
     def others(self, by_group: Sequence[list[Tensor]]) -> list[list[Tensor]]:
-        """Return the tensors `by_group` of the parameter groups that Muon does not update; others empty."""
+        """Return the tensors `by_group`, with an empty list for each parameter group that Muon updates."""
         groups = zip(self._optimizer.param_groups, by_group, strict=True)
         return [[] if any(options is own for own in self._options) else own for options, own in groups]
 
@@ -185,7 +185,8 @@ class MuonByRows:
     ) -> list[Sequence[Tensor]]:
         """Send the vectors `send[i]` to rank i; return those received from each, whose lengths are `sizes`.
 
-        Parts of unlike and of no length are no all-to-all of MPI, so these are messages.
+        The vectors differ in length, and some are empty, so they are sent as messages and not by an
+        all-to-all of MPI.
         """
         j = self._group.rank
         empty = torch.zeros(0, dtype=torch.bfloat16, device=device)
@@ -242,7 +243,7 @@ def _is_whole_step(options: Mapping[str, Any]) -> bool:
 
 
 def _apply(x: Tensor, result: Tensor, shape: torch.Size, options: Mapping[str, Any]) -> None:
-    """Update `x`, this rank's rows, by the orthogonalized rows `result`; they belong to one of `shape`."""
+    """Update `x`, this rank's rows, by the same rows, `result`, of an orthogonalized matrix of `shape`."""
     lr = float(options["lr"])
     x.mul_(1 - lr * options["weight_decay"])
     x.add_(result.reshape(-1), alpha=-lr * RATIOS[options["adjust_lr_fn"]](*shape))

@@ -44,7 +44,10 @@ Part = tuple[Place, dict[str, Any]]
 
 
 class StateOfParts(defaultdict[Any, Any]):
-    """An optimizer's state by tensor; `parts`: the tensors that it updates for each divided parameter."""
+    """An optimizer's state by tensor, which refuses access to its own values under a divided parameter.
+
+    `parts` has, for each divided parameter, the tensors that the optimizer updates in its place.
+    """
 
     def __init__(self, state: Mapping[Any, Any], parts: Mapping[nn.Parameter, list[Tensor]]) -> None:
         super().__init__(dict, state)
@@ -98,9 +101,11 @@ class StateOfParts(defaultdict[Any, Any]):
 
 
 class OfWhole(MutableMapping[str, Any]):
-    """The values that other code stores under a divided parameter; the optimizer's own names are refused.
+    """The values that code other than the optimizer stores under a divided parameter.
 
-    `names` returns these names. Once there is a value, `keep` stores this object in the optimizer's state.
+    The optimizer's own state is stored under the parameter's parts, so access by one of its names is refused;
+    the function `names` returns these names. When a value is set, `keep` stores this object in the
+    optimizer's state.
     """
 
     def __init__(self, names: Callable[[], set[str]], keep: Callable[[OfWhole], None]) -> None:

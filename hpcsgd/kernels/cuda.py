@@ -66,16 +66,16 @@ class Table(NamedTuple):
 
 
 def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each segment the rank of the threshold in a sample, and the room for candidates.
+    """Return for each segment which magnitude of a sample is the threshold, and the room for candidates.
 
-    The kernel takes a sample of SAMPLE elements. The sample's magnitude of this rank, from the largest on, is
-    the threshold: larger elements are candidates for the k largest. There is room for a limited number of
-    them.
+    To find the k largest magnitudes of a segment, the kernel takes a sample of SAMPLE elements. If the first
+    result is r, the r-th largest magnitude of the sample is the threshold. Elements that are not below it are
+    candidates for the k largest. The second result is the number of candidates for which there is memory.
 
-    Of SAMPLE elements, p ± √p are among the k largest, with p = k·SAMPLE/size. The rank is far above p, and
+    About p ± √p elements of the sample are among the k largest, with p = k·SAMPLE/size. r is far above p, and
     the room far above the number of candidates to expect. For elements in random order, either is too small
     less than once in 10⁴ times. Then the kernel reads all elements several times. Both are 0 if a sample does
-    not save time, because there are few elements or many are selected.
+    not save time, because there are few elements or many are selected. Then all elements are candidates.
     """
     p = k * (SAMPLE / np.maximum(sizes, 1))
     rank = (p + 4 * np.sqrt(p)).astype(np.int64) + 4

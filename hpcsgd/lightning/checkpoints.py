@@ -52,7 +52,7 @@ def write(path: Any, topology: Topology, optimizers: Sequence[DistributedOptimiz
 
 
 def locate(checkpoint: dict[str, Any], path: Any) -> dict[str, Any]:
-    """Return the `checkpoint` that was read from `path`, with the path if it has parts of ranks."""
+    """Return the `checkpoint` that was read from `path`; add the path, for `read`, if ranks wrote parts."""
     if KEY not in checkpoint:
         return checkpoint
     return {**checkpoint, KEY: {**checkpoint[KEY], _PATH: str(path)}}
@@ -61,12 +61,13 @@ def locate(checkpoint: dict[str, Any], path: Any) -> dict[str, Any]:
 def read(
     recorded: Mapping[str, Any], topology: Topology, optimizers: Sequence[DistributedOptimizer]
 ) -> Any | None:
-    """Restore each rank's part; return the state of its random generators. Collective.
+    """Restore each rank's part; return the saved state of its random generators. Collective.
 
-    On another P × K, models and optimizer states are cut anew, and the result is None.
+    `recorded` is what `write` returned, with the path from `locate`. If P or K has changed, models and
+    optimizer states are divided among the ranks anew, and the result is None.
 
     Raises:
-        JobError: If the folder is missing or damaged, or belongs to another file.
+        JobError: If the folder is missing or damaged, or belongs to another of Lightning's files.
     """
     saved = Checkpoints(_folder(recorded[_PATH]), topology).of_step(recorded["step"])
     generators = None

@@ -49,9 +49,9 @@ LIBRARIES: Mapping[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {"trans
 
 
 def is_known(name: str) -> bool:
-    """Return whether `name` is a built-in model or one of a library.
+    """Return whether `name` is a built-in model or one of a library, and so not a function of the user.
 
-    If such a model cannot be built, the reason is in its arguments.
+    The code of such models works. If one cannot be built, its arguments are wrong.
     """
     return name in MODELS or name.partition(":")[0] in LIBRARIES
 

@@ -28,10 +28,11 @@ def vgg11(
 ) -> nn.Sequential:
     """Return VGG-11, 132.9 M parameters: [b, channels, H, W] → [b, classes], for H, W ≥ 32.
 
-    `hidden` are the linear layers before the last one, each followed by `dropout`. `pooled` is the side of
-    the square of averages, in pixels. The defaults are for images of 224 × 224. For 32 × 32, where the last
-    pooling leaves a single pixel, `hidden = []` and `pooled = 1` are usual: 9.2 M parameters for 10 classes.
-    Raises `UserError` for impossible sizes.
+    `hidden` are the widths of the linear layers before the last one. Each is followed by dropout, where
+    `dropout` is the fraction of dropped values. Before the linear layers the result of the convolutions is
+    averaged to `pooled` × `pooled` pixels. The defaults are for images of 224 × 224. For 32 × 32, where the
+    last pooling leaves a single pixel, `hidden = []` and `pooled = 1` are usual: 9.2 M parameters for 10
+    classes. Raises `UserError` for impossible sizes.
     """
     if min([pooled, classes, channels, *hidden]) < 1:
         given = f"hidden = {list(hidden)}, pooled = {pooled}, classes = {classes}, channels = {channels}"

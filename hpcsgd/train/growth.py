@@ -81,10 +81,11 @@ def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[
 
 
 def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
-    """Return the largest P before ρ falls below `threshold`.
+    """Return the largest P that `growths` reach, in order, while ρ is clearly above `threshold`.
 
-    `P` is the smallest number of groups of the probe. It is assumed to be possible, because no growth ratio
-    leads to it: D needs two groups.
+    `P` is the smallest number of groups that was probed, where `growths` begin. It is assumed to be useful,
+    because no growth ratio leads to it: the distance D needs two groups. A growth that is not `clear` ends
+    the search as well; the verdict then names its larger number of groups as `unclear`.
     """
     for step in growths:
         if not step.clear(threshold):

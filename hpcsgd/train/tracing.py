@@ -176,7 +176,10 @@ class Trace:
             self._write(seen, clock, text, own)
 
     def _write(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> None:
-        """Write the windows of all ranks. If the file cannot be written, the training continues."""
+        """Append rank 0's window to the file, then those that the other ranks send; only rank 0 calls this.
+
+        If the file cannot be written, log a warning and drop the windows, so that the training continues.
+        """
         pieces = self._parts(seen, clock, text, own)
         try:
             append(self._file, self._began, pieces)

@@ -60,8 +60,8 @@ class MovableMean(Averager, Protocol):
 class Guarded:
     """The averager `inner`, a mean of the groups' models, which `guard` protects from outliers.
 
-    If groups may have different models before the first synchronization, that one is `inner` alone, which
-    gives them a common model θ.
+    If the groups' models may differ before the first synchronization, `inner` alone carries that one out, and
+    so gives them a common model θ.
     """
 
     def __init__(self, inner: MovableMean, guard: PseudoGradientPenalty) -> None:
@@ -126,7 +126,7 @@ class Guarded:
         self._theta = [w.clone() for w in common]
 
     def _norms(self, found: Sequence[Tensor], s: StepContext) -> list[float]:
-        """Return G_g of every group g; collective."""
+        """Return the norm G_g of the change of each group g, over the whole model; collective."""
         changes = (w - theta for w, theta in zip(found, self._theta, strict=True))
         with phase(PHASE):
             squared = sum_on_host(squared_norm(x) for x in changes)
@@ -154,7 +154,7 @@ class Guarded:
         return found
 
     def _set(self, found: Sequence[Tensor], factor: float) -> None:
-        """Set this group's vectors w to θ + `factor`·Δ; with 0 also if Δ is not finite."""
+        """Set this group's vectors w to θ + `factor`·Δ; a factor of 0 gives θ even if Δ is not finite."""
         for w, theta in zip(found, self._theta, strict=True):
             if factor == 0:
                 w.copy_(theta)

@@ -98,7 +98,7 @@ class ServerConnection:
     def begin(self, model: Sequence[Tensor], state: State) -> str:
         """Replace the holders' values with those of `model`, and their rules' state with `state`. Collective.
 
-        Returns a text that names the state that does not fit, and is discarded.
+        Return a warning that names the state that is discarded because it does not fit; "" if all of it fits.
         """
         with self._service.at_rest():
             self.keeper.begin(self._kept(model), self._inter_group.size)

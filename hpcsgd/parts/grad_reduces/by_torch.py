@@ -14,9 +14,10 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class ByTorch:
-    """The gradient reduction that does nothing, because torch has reduced the gradients of the group.
+    """The gradient reduction that does nothing, because FSDP has reduced the gradients in the backward pass.
 
-    After torch's backward pass, each rank has the mean of the K ranks' gradients for its own rows.
+    After that pass each rank has, for the rows of each parameter that it owns, the mean of the K ranks'
+    gradients.
     """
 
     traits = GradReduceTraits(leaves_shards=True, per_bucket=True, keeps_gradients=False)

@@ -60,9 +60,10 @@ def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seco
 def _timed(
     world: Communicator, course: MeasuredLink, max_bytes: int, budget: float, together: Barriers, room: Room
 ) -> dict[str, list[Contest]]:
-    """Return the timings of each operation on one communicator, one `Contest` per message size.
+    """Time each operation of `course` on its communicator; return a `Contest` for each message size.
 
-    The timing takes about `budget` seconds per operation.
+    A `Contest` has the times with and without the communication thread. The timing takes about `budget`
+    seconds per operation. Sizes that are too large for that are left out.
     """
     comm = course.open(world)
     timed: dict[str, list[Contest]] = {}

@@ -74,7 +74,10 @@ class ThinnedCourse:
         return min(b.low[1] for b in self._buckets), max(b.high[1] for b in self._buckets)
 
     def points(self, most: int = BUCKETS) -> Points:
-        """Return the smallest and largest value of each of `most` buckets or fewer, and the last value."""
+        """Return the points of the smallest and largest value of each bucket, in order, and the last point.
+
+        Neighbouring buckets are joined first, until there are at most `most`.
+        """
         found: Points = []
         for bucket in self._few(most):
             found += sorted({bucket.low, bucket.high})
@@ -83,7 +86,7 @@ class ThinnedCourse:
         return found
 
     def means(self, most: int) -> Points:
-        """Return the mean position and the mean value of each bucket, of at most `most` joined buckets."""
+        """Return the mean position and the mean value of each bucket, after joining them as in `points`."""
         return [(b.places / b.values, b.total / b.values) for b in self._few(most)]
 
     def _few(self, most: int) -> list[Bucket]:

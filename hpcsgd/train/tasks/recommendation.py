@@ -34,10 +34,10 @@ class Recommendation:
         return binary_cross_entropy_with_logits(scores, y)
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Return the sums of loss (the mean of each sample), hits, gains and samples.
+        """Return the sums of the users' losses, HR@10 terms and NDCG@10 terms, and the number of users.
 
-        Items with the same score as the right one rank before it. So a model that gives all items the same
-        score has no hits.
+        A user's loss is the mean over the m items. Items with the same score as the rated one are placed
+        before it, so that a model that gives all items the same score has no hits.
         """
         loss = binary_cross_entropy_with_logits(scores, y, reduction="sum") / y.shape[1]
         place = 1 + (scores[:, 1:] >= scores[:, :1]).sum(1)
