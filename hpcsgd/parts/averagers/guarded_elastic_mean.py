@@ -77,7 +77,7 @@ class GuardedElasticMean:
     def average_from(
         self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
     ) -> tuple[int, int]:
-        """Average the models, which were `theta` after the last synchronization, with the weights of the guard.
+        """Average the models, `theta` after the last synchronization, with the weights of the guard.
 
         For arguments and result see `AveragesFrom.average_from`.
         """
