@@ -52,14 +52,13 @@ def others_runnable(proc: Path = PROC) -> int:
     them. So only the mean over many samples is meaningful.
     """
     everybody = int((proc / "loadavg").read_text().split()[3].partition("/")[0])
-    me, job = os.getpid(), os.environ.get("SLURM_JOB_ID")
-    ours = {me, *descendants(me, proc), *(of_job(job, proc) if job else ())}
-    return everybody - sum(_runnable(each, proc) for each in ours)
+    return everybody - runnable(os.getpid(), proc, os.environ.get("SLURM_JOB_ID"))
 
 
-def runnable(pid: int, proc: Path = PROC) -> int:
-    """Return how many threads of process `pid` and of its descendants run or wait for a core."""
-    return sum(_runnable(each, proc) for each in (pid, *descendants(pid, proc)))
+def runnable(pid: int, proc: Path = PROC, job: str | None = None) -> int:
+    """Return how many threads of `pid`, its descendants and the Slurm job `job` run or wait for a core."""
+    ours = {pid, *descendants(pid, proc), *(of_job(job, proc) if job else ())}
+    return sum(_runnable(each, proc) for each in ours)
 
 
 def of_job(job: str, proc: Path = PROC) -> Iterator[int]:

@@ -206,7 +206,7 @@ class GradientReducer:
     def _gradient_ready(self, index: int, place: int) -> None:
         """Count a gradient that autograd has computed, and send buckets that are complete."""
         # The kernels of the backward pass push this code out of the core's caches, so that each call of a
-        # Python function takes about 1 µs here. What is rare is therefore decided without a call.
+        # Python function takes about 1 µs here. So checks that rarely find something are made without a call.
         slot = self._buckets[index].slots[place]
         if not slot.at_home():
             return  # the parameter belongs to another DistributedOptimizer now, or step() will raise an error
