@@ -109,7 +109,17 @@ def test_the_script_trains_and_resumes(by: Launcher, tmp_path: Path) -> None:
     assert [epoch for epoch, _ in trained(by(script), tmp_path)] == ["5", "6"]
 
 
+ENDED_BY_GLOO = "terminate called without an active exception"
+"""What torch prints if a thread of gloo drops its last tensor while Python ends: pytorch issue 190489."""
+
+
 @pytest.mark.long
 def test_the_script_for_ddp_trains(tmp_path: Path) -> None:
-    found = trained(by_torchrun(EXAMPLES / "before.py", n=2), tmp_path)
+    """It trains and saves. It is a script of torch alone, and torch may abort it when all of this is done."""
+    command = by_torchrun(EXAMPLES / "before.py", n=2)
+    done = programs.run(command, cwd=tmp_path, env=unlaunched(), check=False)
+    assert done.returncode == 0 or ENDED_BY_GLOO in done.stderr, done.stderr
+    found = ACCURACY.findall(done.stdout)
+    assert [epoch for epoch, _ in found] == ["1", "2", "3", "4"]
     assert float(found[-1][1]) > LEAST
+    assert torch.load(tmp_path / "checkpoint.pt")["epoch"] == 4
