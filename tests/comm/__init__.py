@@ -1,0 +1,1 @@
+"""A package with this file, because Jupyter's kernel installs a module of the same name."""
