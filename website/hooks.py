@@ -22,6 +22,11 @@ import names
 import repository
 from repository import ROOT
 
+ASSETS = ("iframe-worker.js", "site.css")
+"""Files of this folder that pages load."""
+FOR_DEVELOPERS = ("changelog.md", "contributing.md", "repository/")
+BOOSTS = dict.fromkeys(FOR_DEVELOPERS, 0.01) | {"messages.md": 0.5, "api/": 0.7}
+"""Beginnings of pages' paths, with the weights of these pages in a search; guides have 1."""
 CONTINUED: Mapping[str, Callable[[], str]] = {
     "job_file.md": lambda: job_file.tables() + names.table(),
     "messages.md": messages.page,
@@ -47,6 +52,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     written = {uri: repository.on_site(text, "", uri) for uri, text in made.items()} | of_code
     for uri, text in written.items():
         files.append(File.generated(config, uri, content=text))
+    for name in ASSETS:
+        files.append(File.generated(config, f"assets/{name}", abs_src_path=str(Path(__file__).parent / name)))
     for path in repository.linked_files(texts):
         place = repository.place_of(path)
         if path.endswith(".md"):  # a page, whose links are relative to its place in the repository
@@ -59,6 +66,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Convert the links of a page of docs/, which are right on a code host, to links of the site."""
+    for start, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = {"boost": boost}
     if page.file.generated_by is not None:
         return markdown
     more = CONTINUED.get(page.file.src_uri)
