@@ -11,6 +11,8 @@ from typing import Any
 from repository import ROOT
 
 RESULTS = "benchmarks/results"
+OWN_FILES = ("--json", "--keep", "--out", "--plot", "--trials")
+"""The options for results and pictures: files that the command writes, or that it wrote earlier."""
 HEAD = """
 ## Where all figures come from
 
@@ -38,9 +40,10 @@ def _row(path: Path) -> str:
 
 
 def _shown(command: list[str]) -> list[str]:
-    """Return the command without the options that name the files that it writes."""
-    kept = command[:2]
-    for word, before in zip(command[2:], command[1:], strict=False):
-        if word not in ("--json", "--plot") and before not in ("--json", "--plot"):
-            kept.append(word)
+    """Return the command without options that name its own files, and without the folders of its machine."""
+    kept, option = [], ""
+    for word in command:
+        option = word if word.startswith("--") else option
+        if option not in OWN_FILES:
+            kept.append(Path(word).name if word.startswith("/") else word)
     return kept
