@@ -27,7 +27,7 @@ WARNING = " (a warning)"
 TROUBLES = "troubleshooting.md"
 QUOTED = re.compile(r"\*\*`(.+?)`\*\*", re.DOTALL)
 LETTER = re.compile(r"[^\W\d_]")
-PLACEHOLDER = re.compile(r"%[\d.]*[sdgf]")
+PLACEHOLDER = re.compile(r"%[\d.]*[sdgf]|……")
 
 
 class Unplaced(Exception):
@@ -145,7 +145,7 @@ class Said:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield from self._behind(node.func.id, self._returned(node.func.id))
         elif isinstance(node, ast.Name):
-            yield from self._behind(node.id, self._assigned(node.id))
+            yield from self._behind(node.id, self._assigned(node))
 
     def _behind(self, name: str, values: Iterable[ast.expr]) -> Iterator[str]:
         if name not in self.on_the_way:
@@ -157,10 +157,17 @@ class Said:
             if isinstance(node, ast.Return) and node.value is not None:
                 yield node.value
 
-    def _assigned(self, name: str) -> Iterator[ast.expr]:
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign) and [ast.unparse(x) for x in node.targets] == [name]:
-                yield node.value
+    def _assigned(self, name: ast.Name) -> list[ast.expr]:
+        """Return what is assigned to the name where it is used: in that function, or else in the source."""
+        functions = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
+        around = [function for function in functions if any(node is name for node in ast.walk(function))]
+        places = (_assignments(place, name.id) for place in (*around, self.tree))
+        return next(filter(None, places), [])
+
+
+def _assignments(place: ast.AST, name: str) -> list[ast.expr]:
+    assigned = (node for node in ast.walk(place) if isinstance(node, ast.Assign))
+    return [node.value for node in assigned if [ast.unparse(x) for x in node.targets] == [name]]
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
@@ -185,7 +192,7 @@ def entries(text: str) -> dict[str, str]:
 
 def hears(words: str, quoted: str) -> bool:
     """Return True if the message `words` contains the text `quoted`, without … and colons at its ends."""
-    return quoted.strip(f"{OPEN} :") in words
+    return quoted.strip(f"{OPEN} :") in PLACEHOLDER.sub(OPEN, words)
 
 
 def _section(part: Part, messages: Sequence[Message], told: Mapping[str, str]) -> str:

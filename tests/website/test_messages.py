@@ -21,6 +21,10 @@ def g(x):
     gone = f"rank {x} is gone"
     raise UserError(gone)
 
+def other(x):
+    gone = f"{x} went: "
+    raise UserError(gone + "wait")
+
 def f(x):
     log.warning("%s: %.3g s, %d %% of all", x, 1.0, 2)
     if x > 2:
@@ -65,6 +69,7 @@ def test_messages_are_read_as_they_are_seen(tmp_path: Path) -> None:
         Message("a.py", "no answer", lost),
         Message("a.py", "no sign", lost),
         Message("a.py", "… is late", ""),
+        Message("a.py", "… went: wait", ""),
         Message("a.py", "nobody is late", ""),
         Message("a.py", "rank … is gone", ""),
     }
@@ -103,5 +108,5 @@ def test_what_is_explained_elsewhere_leads_there() -> None:
 
 
 def test_placeholders_are_dots_on_the_page() -> None:
-    line = messages.shown(Message("a.py", "%s: %.3g s, %d %% of all", messages.WARNING))
-    assert line == "`` …: … s, … % of all `` (a warning)"
+    line = messages.shown(Message("a.py", "%s: %.3g s, %d %% of all……", messages.WARNING))
+    assert line == "`` …: … s, … % of all… `` (a warning)"
