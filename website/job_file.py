@@ -20,7 +20,7 @@ from hpcsgd.config.kinds import expectation
 from hpcsgd.config.reader import BESIDE
 from hpcsgd.config.schema import Config
 
-TABLE = "\n| key | type | default | |\n|---|---|---|---|\n"
+TABLE = "\n| key | type | default | meaning |\n|---|---|---|---|\n"
 NEEDED = "*to be given*"
 OWN_DEFAULT = re.compile(r"; default: (.*)$")
 PAGE = re.compile(r"docs/((\w+)\.md)")

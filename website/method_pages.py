@@ -93,7 +93,8 @@ def pages() -> dict[str, str]:
 
 
 def listed() -> str:
-    rows = "".join(f"| [`{x}`](methods/{x}.md) | {summary(METHODS[x])} |\n" for x in METHODS)
+    told = {x: summary(METHODS[x]).removeprefix("Return ") for x in METHODS}
+    rows = "".join(f"| [`{x}`](methods/{x}.md) | {told[x][0].upper()}{told[x][1:]} |\n" for x in METHODS)
     return f"\n## Each method\n\n| | |\n|---|---|\n{rows}"
 
 
