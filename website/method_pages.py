@@ -58,7 +58,7 @@ TRAINING = """
 Four groups of one rank train on handwritten digits for {epochs} epochs, with one seed. The grey lines are
 `bsp` with the same ranks and samples. The picture shows how training with this method looks, and not how good
 the method is; [which method to choose](../choosing.md) does that. `python website/pictures.py {name}` made
-it, with
+it, with this section of a job file:
 
 ```toml
 {section}```

@@ -61,7 +61,7 @@ def test_a_script_with_the_loop_of_the_page_resumes(tmp_path: Path) -> None:
 
 def _script(folder: Path) -> Path:
     """Write the example with the loop and the end of the page; if a file `stop` exists, rank 2 dies."""
-    section = (ROOT / "docs/start.md").read_text().split("### Saving and resuming in a script")[1]
+    section = (ROOT / "docs/start.md").read_text().split("### Save and resume in a script")[1]
     loop, end = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     example = (ROOT / "examples/train.py").read_text()
     begin, rest = example.split("    for epoch in range(10):\n")
