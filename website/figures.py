@@ -32,11 +32,10 @@ def table() -> str:
 def _row(path: Path) -> str:
     result: Mapping[str, Any] = json.loads(path.read_text())
     goals = [goal["met"] for goal in result.get("goals", []) if goal.get("met") is not None]
-    met = f"{sum(goals)} of {len(goals)}" if goals else ""
+    met = f"{sum(goals)}\u00a0of\u00a0{len(goals)}" if goals else ""
+    date = result.get("date", "")[:10].replace("-", "\u2011")  # a hyphen that does not break the line
     command = shlex.join(_shown(result["command"]))
-    return (
-        f"| [{path.stem}]({path.relative_to(ROOT)}) | `{command}` | {result.get('date', '')[:10]} | {met} |\n"
-    )
+    return f"| [{path.stem}]({path.relative_to(ROOT)}) | `{command}` | {date} | {met} |\n"
 
 
 def _shown(command: list[str]) -> list[str]:
