@@ -40,7 +40,8 @@ def _row(path: Path) -> str:
 
 def _shown(command: list[str]) -> list[str]:
     """Return the command without options that name its own files, and without the folders of its machine."""
-    kept, option = [], ""
+    kept: list[str] = []
+    option = ""
     for word in command:
         option = word if word.startswith("--") else option
         if option not in OWN_FILES:
