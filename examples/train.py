@@ -1,4 +1,4 @@
-"""A PyTorch training script on hpcsgd: four lines differ from the script for one process.
+"""A PyTorch training script on hpcsgd: a few lines differ from the script for one process.
 
 python examples/train.py                  one rank, one group
 mpiexec -n 4 python examples/train.py     2 groups of 2
