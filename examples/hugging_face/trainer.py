@@ -37,6 +37,7 @@ args = TrainingArguments(
     save_strategy="epoch",
     disable_tqdm=True,
     report_to=[],
+    dataloader_pin_memory=topology.device.type == "cuda",
 )
 trainer = hpcsgd.transformers.Trainer(
     model,
