@@ -24,8 +24,8 @@ class AveragedModel:
         """After `keep`: the module's parameters and buffers, and the memory of this group's own values."""
 
     def show(self, optimizers: Optimizers) -> None:
-        """Put the averaged model into the module until `hide`."""
-        if self._block is None:
+        """Put the averaged model into the module until `hide`; after `keep` it is there anyway."""
+        if self._block is None and not self._own:
             self._block = contextlib.ExitStack()
             for optimizer in optimizers:
                 self._block.enter_context(optimizer.averaged_model())

@@ -237,6 +237,8 @@ class HpcsgdStrategy(DDPStrategy):
         self._generators = checkpoints.read(recorded, self.topology, self._distributed)
         if not recorded["within_epoch"]:
             self._load_generators()
+        if self._trainer.fit_loop.skip:  # no step is left, so that Lightning will not call on_train_end
+            self._averaged_model.keep(self._module, self._distributed)
 
     def _load_generators(self) -> None:
         """Restore this rank's random generators.

@@ -42,6 +42,18 @@ def case_resume(folder: Path) -> Any:
     return found
 
 
+def case_finished(folder: Path) -> Any:
+    """Resume a training of which nothing is left, save it again, and make it longer."""
+    saved = fit(validate=True, callbacks=[ModelCheckpoint(folder, "all")])
+    finished = fit(validate=True, ckpt_path=folder / "all.ckpt")
+    finished.trainer.save_checkpoint(folder / "again.ckpt")
+    return {
+        "averaged": digest(finished.module) == of_file(folder / "again.ckpt") == digest(saved.module),
+        "longer": fit(validate=True, epochs=3, ckpt_path=folder / "again.ckpt").found,
+        "whole": fit(validate=True, epochs=3).found,
+    }
+
+
 def make_noisy() -> Net:
     return Net(drop=0.3)
 

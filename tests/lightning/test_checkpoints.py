@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 RunCases = Callable[..., dict[str, list[Any]]]
 FILES = {"hierarchical": ("last", "epoch", "after"), "diloco": ("epoch",), "sgp": ("epoch",)}
 """By method, the files saved at the end of the last validation, at the end of the epoch, and after `fit`."""
-MODELS = ("within_an_epoch", "other_shape", "of_another_strategy")
+MODELS = ("within_an_epoch", "other_shape", "of_another_strategy", "finished")
 FOLDERS = ("bad_files", "removed")
 
 
@@ -47,6 +47,12 @@ def test_another_shape_begins_with_the_averaged_model(run_cases: RunCases) -> No
     assert first["difference"] < 1e-6
     assert first["end"][-1] == 33
     assert others == [first] * 3
+
+
+def test_a_finished_training_is_the_averaged_model_again(run_cases: RunCases) -> None:
+    for found in run_cases(*MODELS)["finished"]:
+        assert found["averaged"]
+        assert found["longer"] == found["whole"]
 
 
 def test_a_checkpoint_of_another_strategy_gives_the_state_of_the_optimizer(run_cases: RunCases) -> None:
