@@ -41,21 +41,32 @@ def data_named(name: str, data_file: Path | None = None) -> Data:
     return replace(data, sizes=data_of_file(path).sizes) if path.exists() else data
 
 
-def require_sense(wanted: Request, data: Data) -> None:
-    """Raise `UserError` if the user's choices are not valid together."""
-    if wanted.model not in data.kind.models and ":" not in wanted.model:
-        raise UserError(f"--model {wanted.model}: {near_miss(wanted.model, data.kind.models)}")
-    if wanted.method not in METHODS:
-        raise UserError(f"--method {wanted.method}: {near_miss(wanted.method, METHODS)}")
-    for name in ("ranks", "groups", "epochs"):
-        if (value := getattr(wanted, name)) is not None and value < 1:
-            raise UserError(f"--{name} {value}: at least 1 is needed")
-    if wanted.ranks % wanted.groups:
-        fitting = ", ".join(str(n) for n in range(1, wanted.ranks + 1) if wanted.ranks % n == 0)
+def require_model(name: str, data: Data) -> None:
+    """Raise `UserError` if `name` is neither a model for these data nor a user's function."""
+    if name not in data.kind.models and ":" not in name:
         raise UserError(
-            f"--groups {wanted.groups}: does not divide {count_text(wanted.ranks, 'rank')}; allowed: "
-            f"{fitting}"
+            f"--model {name}: {near_miss(name, data.kind.models)}, or your own package.module:function"
         )
+
+
+def require_method(name: str) -> None:
+    """Raise `UserError` if there is no such method."""
+    if name not in METHODS:
+        raise UserError(f"--method {name}: {near_miss(name, METHODS)}")
+
+
+def require_positive(name: str, value: int) -> None:
+    """Raise `UserError` if `value`, which `name` tells, is less than 1."""
+    if value < 1:
+        raise UserError(f"--{name} {value}: at least 1 is needed")
+
+
+def require_groups(groups: int, ranks: int) -> None:
+    """Raise `UserError` if `ranks` cannot form so many groups."""
+    require_positive("groups", groups)
+    if ranks % groups:
+        fitting = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        raise UserError(f"--groups {groups}: does not divide {count_text(ranks, 'rank')}; allowed: {fitting}")
 
 
 def job_text(wanted: Request, data: Data, file: Path) -> str:

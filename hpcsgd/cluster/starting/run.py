@@ -5,15 +5,26 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 from hpcsgd.cluster.starting.choices import COLLECTIONS, METHODS
-from hpcsgd.cluster.starting.job_file import Request, commands, data_named, job_text, require_sense
+from hpcsgd.cluster.starting.job_file import (
+    Request,
+    commands,
+    data_named,
+    job_text,
+    require_groups,
+    require_method,
+    require_model,
+    require_positive,
+)
 from hpcsgd.cluster.starting.site import is_cluster, site_text
 from hpcsgd.config.schema import checked
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import new_file
 
 Ask = Callable[[str], str]
+Answer = TypeVar("Answer", str, int)
 SITES = (Path("site.toml"), Path("~", ".config", "hpcsgd", "site.toml"))
 """The paths at which `hpcsgd job` looks for ``site.toml``."""
 
@@ -39,20 +50,26 @@ def begin(
         raise UserError(f"{file}: is there already, and stays as it is: give another name")
     if not file.parent.is_dir():
         raise UserError(f"{file}: there is no folder {file.parent}")
+    if epochs is not None:
+        require_positive("epochs", epochs)
     asked = _Asked(ask)
-    data = asked.word("data", data, COLLECTIONS, None, others=".h5")
+    data = asked.text("data", data, None, [*COLLECTIONS, "FILE.h5"], lambda name: data_named(name, data_file))
     kind = data_named(data, data_file)
-    model = asked.word("model", model, kind.kind.models, next(iter(kind.kind.models)))
-    ranks = asked.number("ranks", ranks, 4)
-    groups = asked.number("groups", groups, ranks // 2 if ranks % 2 == 0 and ranks > 2 else ranks)
-    method = asked.word("method", method, METHODS, "hierarchical" if groups > 1 else "bsp")
+    models = kind.kind.models
+    offered = [*models, "package.module:function"]
+    model = asked.text("model", model, next(iter(models)), offered, lambda name: require_model(name, kind))
+    ranks = asked.number("ranks", ranks, 4, lambda n: require_positive("ranks", n))
+    usual = ranks // 2 if ranks % 2 == 0 and ranks > 2 else ranks
+    groups = asked.number("groups", groups, usual, lambda n: require_groups(n, ranks))
+    method = asked.text("method", method, "hierarchical" if groups > 1 else "bsp", METHODS, require_method)
     place = data_file or (Path(data) if data.endswith(".h5") else file.parent / f"{data}.h5")
     wanted = Request(data, model, ranks, groups, method, place, epochs)
-    require_sense(wanted, kind)
     text = job_text(wanted, kind, file)
     checked(tomllib.loads(text), file)
     _write(file, text)
     lines = [f"written   {file}", *_write_site()]
+    if model not in models:
+        lines.append(f"next      write the arguments of {model} into [model.arguments] of {file}")
     return [*lines, *(f"next      {command}" for command in commands(wanted, kind, file))]
 
 
@@ -81,30 +98,70 @@ class _Asked:
     def __init__(self, ask: Ask | None) -> None:
         self._ask = ask
 
-    def word(
-        self, name: str, given: str | None, allowed: Collection[str], default: str | None, others: str = ""
+    def text(
+        self,
+        name: str,
+        given: str | None,
+        default: str | None,
+        allowed: Collection[str],
+        require: Callable[[str], object],
     ) -> str:
-        """Return the answer, which must be one of `allowed` or, if `others` is set, end with `others`."""
-        if given is not None:
-            return given
-        names = ", ".join(allowed)
-        if self._ask is None:
-            if default is None:
-                raise UserError(f"--{name} is missing. Allowed: {names}, or an {others} dataset file")
-            return default
+        """Return `given`, the user's answer or the default; `require` raises `UserError` for a mistake."""
+        return self._valid(name, given, default, ", ".join(allowed), str, require)
+
+    def number(self, name: str, given: int | None, default: int, require: Callable[[int], object]) -> int:
+        """Return `given`, the user's answer or the default; `require` raises `UserError` for a mistake."""
+        return self._valid(name, given, default, "", _number, require)
+
+    def _valid(
+        self,
+        name: str,
+        given: Answer | None,
+        default: Answer | None,
+        allowed: str,
+        read: Callable[[str], Answer],
+        require: Callable[[Answer], object],
+    ) -> Answer:
+        if given is None and self._ask is not None:
+            return self._answer(self._ask, name, default, allowed, read, require)
+        value = default if given is None else given
+        if value is None:
+            raise _missing(name, allowed)
+        require(value)
+        return value
+
+    def _answer(
+        self,
+        ask: Ask,
+        name: str,
+        default: Answer | None,
+        allowed: str,
+        read: Callable[[str], Answer],
+        require: Callable[[Answer], object],
+    ) -> Answer:
+        """Ask until the answer is valid; before the question is repeated, say what was wrong."""
+        usual = "" if default is None else f" [{default}]"
+        question, wrong = f"{name}{f' ({allowed})' if allowed else ''}{usual}: ", ""
         while True:
-            answer = self._ask(_question(name, names, default)).strip() or default or ""
-            if answer in allowed or (others and answer.endswith(others)):
-                return answer
+            words = ask(wrong + question).strip()
+            if not words and default is not None:
+                return default
+            try:
+                if not words:
+                    raise _missing(name, allowed)
+                value = read(words)
+                require(value)
+            except UserError as error:
+                wrong = f"{str(error).removeprefix('--')}\n"
+            else:
+                return value
 
-    def number(self, name: str, given: int | None, default: int) -> int:
-        if given is not None or self._ask is None:
-            return default if given is None else given
-        while True:
-            answer = self._ask(_question(name, "", str(default))).strip() or str(default)
-            if answer.isdecimal() and int(answer) > 0:
-                return int(answer)
+
+def _missing(name: str, allowed: str) -> UserError:
+    return UserError(f"--{name} is missing. Allowed: {allowed}")
 
 
-def _question(name: str, names: str, default: str | None) -> str:
-    return f"{name}{f' ({names})' if names else ''}{f' [{default}]' if default else ''}: "
+def _number(words: str) -> int:
+    if not words.isdecimal():
+        raise UserError(f"{words}: expected a whole number")
+    return int(words)

@@ -179,18 +179,33 @@ def test_a_folder_that_is_not_there() -> None:
         begin(Path("no/job.toml"), data="digits")
 
 
-def test_answers_are_asked_for_until_they_can_be_used(folder: Path) -> None:
-    answers = iter(["dogs", "", "digits", "mlp", "many", "8", "", ""])
+def test_a_mistake_in_an_answer_is_told_before_the_question_is_repeated(folder: Path) -> None:
+    answers = iter(["digts", "", "digits", "mpl", "mlp", "many", "0", "6", "4", "3", ""])
     asked: list[str] = []
 
     def ask(question: str) -> str:
-        asked.append(question.partition(" ")[0])
+        asked.append(question)
         return next(answers)
 
     begin(Path("job.toml"), ask=ask)
-    assert asked == ["data"] * 3 + ["model"] + ["ranks"] * 2 + ["groups", "method"]
+    wrong = [question.split("\n")[0] for question in asked if "\n" in question]
+    told = [
+        "data digts: did you mean 'digits'? ", "data is missing. Allowed: digits, ",
+        "model mpl: did you mean 'mlp'? ", "many: expected a whole number",
+        "ranks 0: at least 1 is needed", "groups 4: does not divide 6 ranks; allowed: 1, 2, 3, 6",
+    ]  # fmt: skip
+    assert len(wrong) == len(told)
+    assert all(line.startswith(beginning) for line, beginning in zip(wrong, told, strict=True))
     config = load(Path("job.toml"))
-    assert (config.model.name, config.parallel.groups, config.method.name) == ("mlp", 4, "hierarchical")
+    assert (config.model.name, config.parallel.groups, config.method.name) == ("mlp", 3, "hierarchical")
+
+
+def test_an_answer_may_be_what_a_flag_may_be(folder: Path) -> None:
+    (folder / "small.py").write_text("def made(): ...")
+    answers = iter(["digits", "small:made", "2", "", ""])
+    lines = begin(Path("job.toml"), ask=lambda _: next(answers))
+    assert load(Path("job.toml")).model.name == "small:made"
+    assert "next      write the arguments of small:made into [model.arguments] of job.toml" in lines
 
 
 @pytest.mark.slow
