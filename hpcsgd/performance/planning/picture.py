@@ -1,63 +1,114 @@
-"""Draw a plan: the seconds of an epoch and the speed per rank against ranks, one line per method."""
+"""Draw a plan: the seconds of an epoch against ranks, and each method relative to synchronous training."""
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from math import isclose
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from hpcsgd.files.pictures import save
+from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.performance.planning.estimate import Estimate
+
+REFERENCE = "bsp"
+SAME = 0.005
+"""Methods whose seconds differ by at most this share, on all numbers of ranks, are drawn as one line."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#8C6D31")
+MARKERS = "os^vDP*X"
+LABEL_WIDTH = 52
+Line = dict[int, Estimate]
+"""The fastest estimate of a method for each number of ranks."""
 
 
 def draw(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draw the seconds of an epoch and the speed per rank of each method, with its fastest groups.
+    """Draw the seconds of an epoch of each method, with its fastest groups, and their ratio to `bsp`.
 
     The first of `estimates` is marked as recommended. `runs` are measured runs: each has `ranks` and
-    `epoch_seconds`.
+    `epoch_seconds`. If `bsp` was not tried, the ratio is to the recommended method.
     """
-    figure = Figure(figsize=(12, 4.8), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    times, worth = figure.subplots(1, 2)
-    _lines(times, estimates, lambda e, seconds: e.steps_per_epoch * seconds)
-    _lines(worth, estimates, lambda e, seconds: 100 * e.efficiency * e.step.seconds / seconds)
-    for run in runs:
-        times.plot(run["ranks"], run["epoch_seconds"], "kx", markersize=9, zorder=6)
-    if runs:
-        times.plot([], [], "kx", label="measured runs")
-    times.set(ylabel="seconds per epoch", yscale="log")
-    worth.set(ylabel="samples/s of a rank, % of one node's", ylim=(0, None))
-    ranks = sorted({e.N for e in estimates})
-    for axes in (times, worth):
-        axes.set(xlabel="ranks", xscale="log")
-        axes.set_xticks(ranks, [str(N) for N in ranks])
-        axes.minorticks_off()
-        axes.grid(alpha=0.25, which="both")
-    times.legend(fontsize="small")
-    figure.suptitle("Each method with the groups that make it fastest; shaded: what errors allow")
-    save(figure, file)
+    lines = _lines(estimates)
+    sets, best = _alike(lines), estimates[0]
+    name = next((str(e.option) for e in estimates if e.option.name == REFERENCE), str(best.option))
+    reference = lines[name]
+    shared = {each: {N: e for N, e in line.items() if N in reference} for each, line in lines.items()}
+
+    def relative(e: Estimate, seconds: float) -> float:
+        return e.steps_per_epoch * seconds / reference[e.N].epoch_seconds
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.8), dpi=120, layout="constrained")
+        times, ratios = figure.subplots(1, 2)
+        _draw(times, lines, sets, best, lambda e, seconds: e.steps_per_epoch * seconds)
+        _draw(ratios, shared, sets, best, relative)
+        for run in runs:
+            times.plot(run["ranks"], run["epoch_seconds"], "kx", markersize=9, zorder=6)
+        if runs:
+            times.plot([], [], "kx", label="measured runs")
+        times.set(title="fastest groups of each method", ylabel="seconds per epoch", yscale="log")
+        ratios.set(title=f"relative to {name}", ylabel="ratio of seconds per epoch")
+        ranks = sorted({e.N for e in estimates})
+        for axes in (times, ratios):
+            axes.set(xlabel="ranks", xscale="log")
+            axes.set_xticks(ranks, [str(N) for N in ranks], rotation=45 if len(ranks) > 6 else 0)
+            axes.minorticks_off()
+        handles, labels = times.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
+        save(figure, file)
 
 
-def _lines(axes: Axes, estimates: Sequence[Estimate], value: Callable[[Estimate, float], float]) -> None:
-    """Draw a line per option over ranks; its y values are `value(estimate, seconds of a step)`."""
-    for label in dict.fromkeys(str(e.option) for e in estimates):
-        line = _fastest([e for e in estimates if str(e.option) == label])
-        ranks, values = [e.N for e in line], [value(e, e.step.seconds) for e in line]
-        (drawn,) = axes.plot(ranks, values, "o-", markersize=4, label=label)
-        low, high = ([value(e, getattr(e.step, end)) for e in line] for end in ("low", "high"))
-        axes.fill_between(ranks, low, high, color=drawn.get_color(), alpha=0.08, linewidth=0)
-    best = estimates[0]
-    axes.plot(best.N, value(best, best.step.seconds), "k*", markersize=14, label="recommended", zorder=5)
-
-
-def _fastest(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """Return the fastest estimate for each number of ranks."""
-    found: dict[int, Estimate] = {}
+def _lines(estimates: Sequence[Estimate]) -> dict[str, Line]:
+    """Return the line of each option, with the fastest groups for each number of ranks."""
+    found: dict[str, Line] = {}
     for e in estimates:
-        if e.N not in found or e.hours < found[e.N].hours:
-            found[e.N] = e
-    return [found[N] for N in sorted(found)]
+        line = found.setdefault(str(e.option), {})
+        if e.N not in line or e.hours < line[e.N].hours:
+            line[e.N] = e
+    return {name: dict(sorted(line.items())) for name, line in found.items()}
+
+
+def _alike(lines: Mapping[str, Line]) -> list[list[str]]:
+    """Return the names of lines in sets; the lines of a set coincide with the set's first one."""
+    sets: list[list[str]] = []
+    for name, line in lines.items():
+        for others in sets:
+            first = lines[others[0]]
+            if line.keys() == first.keys() and all(
+                isclose(e.epoch_seconds, first[N].epoch_seconds, rel_tol=SAME) for N, e in line.items()
+            ):
+                others.append(name)
+                break
+        else:
+            sets.append([name])
+    return sets
+
+
+def _draw(
+    axes: Axes,
+    lines: Mapping[str, Line],
+    sets: Sequence[Sequence[str]],
+    best: Estimate,
+    value: Callable[[Estimate, float], float],
+) -> None:
+    """Draw a line per set of options; its y values are `value(estimate, seconds of a step)`.
+
+    The interval of the recommended option is shaded.
+    """
+    for names, colour, marker in zip(sets, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
+        line = lines[names[0]].values()
+        values = [value(e, e.step.seconds) for e in line]
+        kept_together = (name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
+        label = textwrap.fill(", ".join(kept_together), LABEL_WIDTH)
+        axes.plot([e.N for e in line], values, color=colour, marker=marker, markersize=5, label=label)
+    line = lines[str(best.option)].values()
+    low, high = ([value(e, getattr(e.step, end)) for e in line] for end in ("low", "high"))
+    shade = {"color": "0.9", "linewidth": 0, "zorder": 0}
+    axes.fill_between([e.N for e in line], low, high, label="interval of the recommended method", **shade)
+    if best.N in lines[str(best.option)]:
+        y = value(best, best.step.seconds)
+        axes.plot(best.N, y, "k*", markersize=13, label="recommended method", zorder=5)
