@@ -17,7 +17,7 @@ from hpcsgd.performance.simulation.failures import Checkpointing
 from hpcsgd.performance.simulation.rank_times import CAUSES, WAITING, RankTimes
 from hpcsgd.performance.simulation.simulate import Simulated
 
-WORK = ("#0072B2", "#3B92C9", "#7DB8DE", "#B5D7EC", "#D3E8F5", "#EAF4FA")
+WORK = ("#0072B2", "#56B4E9", "#332288", "#44AA99", "#009E73", "#B5D7EC")
 WAITS = ("#E69F00", "#D55E00", "#CC79A7", "#8C1C13")
 COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) | dict(
     zip(WAITING, WAITS, strict=True)
@@ -31,14 +31,13 @@ PIECE = 48
 def draw(simulated: Simulated, target: Path) -> None:
     """Draw the run into the PNG file `target`."""
     saving = simulated.checkpointing
-    panels = 2 if saving is None else 3
     with rc_context(STYLE):
-        figure = Figure(figsize=(5.2 * panels, 4.4), dpi=120, layout="constrained")
-        axes = figure.subplots(1, panels)
-        _seconds(axes[0], simulated.stats, simulated.of.layout.P)
-        _apart(axes[1], simulated.stats)
+        figure = Figure(figsize=(9, 7.2), dpi=120, layout="constrained")
+        grid = figure.add_gridspec(2, 2 if saving else 1)
+        _seconds(figure.add_subplot(grid[0, :]), simulated.stats, simulated.of.layout.P)
+        _apart(figure.add_subplot(grid[1, 0]), simulated.stats)
         if saving:
-            _saving(axes[2], saving)
+            _saving(figure.add_subplot(grid[1, 1]), saving)
         save(figure, target)
 
 
@@ -47,10 +46,12 @@ def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
     order = [cause for cause in sorted(COLOURS, key=WAITING.__contains__) if stats.seconds[cause].any()]
     time = _averaged(stats.mean)
     layers = [_averaged(stats.seconds[cause]) / P for cause in order]
-    axes.stackplot(time, layers, labels=order, colors=[COLOURS[cause] for cause in order], step="mid")
-    axes.set(title="seconds of a step, mean over groups", xlabel="seconds", ylim=(0, None))
+    labels = [f"waiting {c}" if c.startswith(("in ", "for ")) else c for c in order]
+    axes.stackplot(time, layers, labels=labels, colors=[COLOURS[cause] for cause in order], step="mid")
+    axes.set(title="a step, mean over groups", ylim=(0, None))
+    axes.set(xlabel="seconds since the start", ylabel="seconds per step")
     axes.margins(x=0)
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4)
 
 
 def _apart(axes: Axes, stats: RankTimes) -> None:
@@ -64,9 +65,9 @@ def _apart(axes: Axes, stats: RankTimes) -> None:
         done = np.maximum.accumulate(ends)  # a late group may end a step after the others' next ones
         axes.plot(_averaged(time), _averaged(np.interp(time, done, steps) - steps), color=colour, label=name)
     axes.axhline(0, color="#999999", linewidth=1)
-    axes.set(title="steps ahead of the mean", xlabel="seconds")
+    axes.set(title="first and last group", xlabel="seconds since the start", ylabel="steps ahead of the mean")
     axes.margins(x=0)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def _saving(axes: Axes, saving: Checkpointing) -> None:
@@ -81,14 +82,13 @@ def _saving(axes: Axes, saving: Checkpointing) -> None:
         color="#D55E00",
         label=f"best: {saving.best_seconds:,.0f} s",
     )
-    axes.set(
-        title="goodput by checkpoint interval", xlabel="seconds of work between checkpoints", xscale="log"
-    )
+    axes.set(title="by checkpoint interval", xlabel="seconds of work between checkpoints", xscale="log")
+    axes.set_ylabel("goodput")
     ticks = [float(f"{saving.young_seconds * 2.0**power:.2g}") for power in range(-2, 3)]
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def _averaged(values: Seconds) -> Seconds:
