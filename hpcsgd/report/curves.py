@@ -26,8 +26,9 @@ PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31"
 Draw = Callable[[Axes, Sequence[Record]], None]
 SMOOTHED_FROM = 20  # with fewer points, no smoothed curve is drawn
 LOGARITHMIC_FROM = 20  # if largest / smallest exceeds this ratio, the axis is logarithmic
-LEGEND_COLUMNS = 4
-NOTE_WIDTH = 3.0  # minimum width, in inches, of a panel of a method's metrics
+WIDTH = 9.0  # inches; pages and reports show pictures about 7 inches wide, so text stays readable
+COLUMNS, LEGEND_COLUMNS = 2, 3
+NOTE_COLUMNS = 3  # of panels of a method's metrics
 AMOUNT_TEXT: dict[str, Callable[[float], str]] = {"seconds": second_text, "bytes": byte_text}
 
 
@@ -41,10 +42,9 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
     notes = [(_note, records, names) for names in _by_panel(records, drawn)]
     totals = Totals.of(records).phases
     bars = {quantity: dict(each.most_common()) for quantity, each in totals.items() if each.total()}
-    width = max(9.0, 5.0 * len(found))
     rows = [
-        _Row(4.0, max(len(found), 1), list(found.items())),
-        _Row(2.4, int(width / NOTE_WIDTH), notes),
+        _Row(3.2, min(COLUMNS, max(len(found), 1)), list(found.items())),
+        _Row(2.4, min(NOTE_COLUMNS, max(len(notes), 1)), notes),
         _Row(1.4 + 0.6 * len(bars), 1, [(_phases, bars)] if bars else []),
     ]
     rows = [row for row in rows if row.panels]
@@ -52,7 +52,7 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
         return
     heights = [row.height * row.lines for row in rows]
     with rc_context(STYLE):
-        figure = Figure(figsize=(width, sum(heights)), dpi=120, layout="constrained")
+        figure = Figure(figsize=(WIDTH, sum(heights)), dpi=120, layout="constrained")
         grid = figure.add_gridspec(len(rows), 1, height_ratios=heights)
         for number, row in enumerate(rows):
             cells = grid[number].subgridspec(row.lines, row.columns)

@@ -40,7 +40,7 @@ def plot_timeline(trace: Path, target: Path) -> None:
     rows = sorted({(line["pid"], line["tid"]) for line in drawn if line["tid"] != SYNCS})
     with rc_context(STYLE):
         height = 1.6 + 0.42 * len(rows)
-        figure = Figure(figsize=(12, height), dpi=120, layout="constrained")
+        figure = Figure(figsize=(9, height), dpi=120, layout="constrained")
         _draw(figure, drawn, rows, extent)
         save(figure, target)
 
@@ -98,7 +98,7 @@ def _draw(figure: Figure, drawn: Sequence[Line], rows: Sequence[Row], extent: tu
     legend = [Patch(color=colour, label=name) for name, colour in COMPUTING.items() if name in spans]
     legend.append(Patch(color=WAITING, label="waiting"))
     legend += [Patch(color=colour, label=f"{name} (messages)") for name, colour in colours.items()]
-    figure.legend(handles=legend, loc="outside lower center", ncols=6, fontsize=9)
+    figure.legend(handles=legend, loc="outside lower center", ncols=4, fontsize=9)
 
 
 def _places(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:

@@ -129,7 +129,7 @@ def test_each_panel_with_data_is_drawn_and_no_other(
     assert titles == panels
     height, width, _ = image.imread(tmp_path / "curves.png").shape
     assert width >= 1000
-    assert height >= 480
+    assert height >= 380
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
 
 
