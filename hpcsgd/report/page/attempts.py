@@ -19,8 +19,8 @@ from hpcsgd.report.page.thinning import ThinnedCourse
 
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +(.*)")
 BEGINNING = re.compile(r"\d+ groups? of \d+ ranks?, ")
-BEFORE = "resuming with another configuration"
-"""The beginning of a log line that may precede the line `BEGINNING`. Every start writes `BEGINNING`."""
+BEFORE = re.compile(r"resuming with another configuration|\d+ ranks? by ")
+"""Log lines that may precede the line `BEGINNING`. Every start writes `BEGINNING`."""
 RESUMED = re.compile(r"resuming at step (\d+) ")
 STEP = re.compile(r"\bstep (\d+)/\d+")
 SAVED = re.compile("go on with --resume|the other replica groups go on")
@@ -82,9 +82,9 @@ def timeline(starts: Sequence[Mapping[str, Any]], log: Path) -> AttemptTimeline:
         if ahead is None:
             ahead = _hours(at, timeline.attempts[0].started) if timeline.attempts else timedelta()
         now = at - ahead
-        if text.startswith(BEFORE) or BEGINNING.match(text):
+        if (before := BEFORE.match(text)) or BEGINNING.match(text):
             number += not begun
-            begun = text.startswith(BEFORE)
+            begun = before is not None
         number = max(number, 0)
         if number == len(timeline.attempts):
             timeline.attempts.append(Attempt(now))

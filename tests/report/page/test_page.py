@@ -147,12 +147,14 @@ def test_values_that_are_not_finite_are_reported(tmp_path: Path) -> None:
 
 
 REQUEUED = """\
+2026-01-05 12:00:00,400 INFO    6 ranks by mpi: mpiexec started them
 2026-01-05 12:00:00,500 INFO    2 groups of 3 ranks, 20 steps an epoch
 2026-01-05 12:00:20,000 INFO    epoch 1/3  step 28/60  loss 0.3  lr 0.1
 2026-01-05 12:00:30,000 INFO    time limit reached: saved step 30, go on with --resume
 2026-01-05 12:00:31,000 INFO    trained   30 steps, 1 epoch, 896 samples in 0:00:08
 written   somewhere
 2026-01-05 14:00:00,000 WARNING resuming with another configuration than before: seed 1 → 2
+2026-01-05 14:00:00,100 INFO    6 ranks by mpi: mpiexec started them
 2026-01-05 14:00:00,200 INFO    2 groups of 3 ranks, 20 steps an epoch
 2026-01-05 14:00:01,000 INFO    resuming at step 30 from a checkpoint of 2 × 3 ranks
 2026-01-05 14:00:20,000 INFO    epoch 2/3  step 48/60  loss 0.2  lr 0.1
