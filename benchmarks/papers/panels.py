@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hpcsgd.files.pictures import STYLE, save
+
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """The x and y values of each line, by the line's name."""
-LEGEND = 9
-"""With more lines than this, the legend has a smaller font and two columns."""
+WIDE = 20
+"""If a name has more characters than this, the legend has one column."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,20 @@ class Panel:
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
-    figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _fill(axes, panel)
-    figure.savefig(path, dpi=110)
+    """Draw the panels, two in a row. If all have lines of the same names, they share one legend."""
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4.5 * columns, 3.4 * rows), dpi=120, layout="constrained")
+        for place, panel in enumerate(panels, 1):
+            _fill(figure.add_subplot(rows, columns, place), panel)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        if len(panels) > 1 and all(axes.get_legend_handles_labels()[1] == labels for axes in figure.axes):
+            figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
+        else:
+            for axes in figure.axes:
+                _legend(axes)
+        save(figure, path)
 
 
 def _fill(axes: Axes, panel: Panel) -> None:
@@ -47,7 +60,10 @@ def _fill(axes: Axes, panel: Panel) -> None:
     for axis in panel.log:
         axes.set(**{f"{axis}scale": "log"})
     axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
-    axes.grid(alpha=0.25)
-    if any(panel.ours):
-        many = len(axes.lines) > LEGEND
-        axes.legend(fontsize="x-small" if many else "small", ncols=2 if many else 1)
+
+
+def _legend(axes: Axes) -> None:
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        columns = 1 if max(map(len, labels)) > WIDE else 2
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from statistics import mean, median
 
+from ensemble.reallocation import DEAD_AT, SLOW_FROM, SLOW_TO
 from ensemble.speed import MINUTES, NOISE
 from harness import Goal
 from papers.artifact import Beside, Row
@@ -108,6 +109,10 @@ def unit_panels(rows: list[Row]) -> list[Panel]:
     done = list(accumulate(row["seconds"] for row in rows))
     epochs = [row["epoch"] for row in rows]
     given = [{int(i): x for i, x in row["units"].items()} for row in rows]
-    units = {f"worker {i + 1}": (epochs, [each.get(i, 0) for each in given]) for i in (0, 1)}
-    return [Panel("", "seconds", "epochs done", {"EnsembleSync": (done, epochs)}),
-            Panel("", "epoch", "samples of a pass", units)]  # fmt: skip
+    names = (
+        f"group 0, fails in epoch {DEAD_AT}",
+        f"group 1, slow in epochs {SLOW_FROM} to {SLOW_TO - 1}",
+    )
+    units = {name: (epochs, [each.get(i, 0) for each in given]) for i, name in enumerate(names)}
+    return [Panel("progress", "seconds since the start", "epochs done", {"both groups": (done, epochs)}),
+            Panel("more samples per pass are fewer passes", "epoch", "samples per pass", units)]  # fmt: skip

@@ -49,7 +49,7 @@ def fixed_rate(rows: list[Row]) -> Beside:
 
 def fixed_panels(rows: list[Row]) -> list[Panel]:
     return [
-        Panel(f"I = {every}", "synchronization", "D", {
+        Panel(f"synchronized every {every} steps", "synchronization", "distance D", {
             f"P = {row['P']}": (range(1, len(row["distances"]) + 1), row["distances"])
             for row in rows if row["every"] == every
         })
