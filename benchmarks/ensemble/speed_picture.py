@@ -7,15 +7,31 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from hpcsgd.files.pictures import STYLE, save
+
 Row = dict[str, Any]
+NAMES = {
+    "sync SGD": "bsp",
+    "async SGD": "async_sgd",
+    "EnsembleSync": "ensemble_sync",
+    "with natural gradient": "ensemble_sync with natural gradient",
+}
+"""Our methods' names for the contestants."""
 
 
 def draw(path: Path, rows: Sequence[Row], trained: Sequence[Row]) -> None:
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.4), layout="constrained", dpi=120)
+        _draw(figure, rows, trained)
+        save(figure, path)
+
+
+def _draw(figure: Figure, rows: Sequence[Row], trained: Sequence[Row]) -> None:
     left, right = figure.subplots(1, 2)
     for number, who in enumerate(dict.fromkeys(run["who"] for run in trained)):
         runs = [run for run in trained if run["who"] == who]
@@ -23,19 +39,18 @@ def draw(path: Path, rows: Sequence[Row], trained: Sequence[Row]) -> None:
         per_epoch = timed["seconds_a_step"]["median"] * timed["steps_an_epoch"]
         _accuracy(left, f"C{number}", who, runs, per_epoch)
         if runs[0]["distances"]:
-            _distances(right, f"C{number}", who, runs, timed["steps_an_epoch"])
-    left.set(xlabel="minutes, steps times seconds a step", ylabel="test accuracy, %")
+            _distances(right, f"C{number}", runs, timed["steps_an_epoch"])
+    left.set(title="after each epoch", ylabel="test accuracy, %")
+    left.set_xlabel("minutes: steps × seconds per step")
     left.set_xscale("log")
     left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.xaxis.set_major_formatter("{x:g}")
     left.xaxis.set_minor_formatter(NullFormatter())
-    left.legend(fontsize="small")
-    right.set(xlabel="epochs", ylabel="‖W$_i$ − mean‖ at a synchronization")
+    right.set(title="at synchronizations", xlabel="epoch")
+    right.set_ylabel("distance of a group from the mean")
     right.set_ylim(bottom=0)
-    right.legend(fontsize="small")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
 
 
 def _accuracy(axes: Axes, color: str, who: str, runs: Sequence[Row], per_epoch: float) -> None:
@@ -44,11 +59,11 @@ def _accuracy(axes: Axes, color: str, who: str, runs: Sequence[Row], per_epoch: 
     for run in runs:
         axes.plot(minutes, [100 * a for a in run["accuracy"]], color=color, lw=0.6, alpha=0.5)
     means = [100 * mean(values) for values in zip(*(run["accuracy"] for run in runs), strict=True)]
-    axes.plot(minutes, means, "o-", color=color, ms=4, label=who)
+    axes.plot(minutes, means, "o-", color=color, ms=5, label=NAMES.get(who, who))
 
 
-def _distances(axes: Axes, color: str, who: str, runs: Sequence[Row], per_epoch: int) -> None:
-    for number, run in enumerate(runs):
+def _distances(axes: Axes, color: str, runs: Sequence[Row], per_epoch: int) -> None:
+    for run in runs:
         steps, distances = zip(*run["distances"], strict=True)
         epochs = [step / per_epoch for step in steps]
-        axes.plot(epochs, distances, color=color, lw=1, alpha=0.8, label=who if number == 0 else None)
+        axes.plot(epochs, distances, color=color, lw=1.5)
