@@ -9,7 +9,7 @@ from website.measured.results import row, rows, table
 LINES = {
     "`hierarchical`": "hierarchical",
     "`hierarchical`, delayed": "hierarchical, delayed",
-    "local SGD by allreduce": "allreduce-based",
+    "`allreduce_local_sgd`": "allreduce-based",
     '`hierarchical` with `grad_reduce = "alltoall"`': "hierarchical, all-to-all",
 }
 
