@@ -24,10 +24,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from harness import Goal, Run, print_table
 from harness.hosts import on_hosts, shaped_hosts
+from hpcsgd.files.pictures import STYLE, save
 
 PARTS = {
     "compute": "#999999",
@@ -36,7 +38,7 @@ PARTS = {
     "encode": "#E69F00",
     "indices": "#56B4E9",
     "values": "#0072B2",
-    "grad_reduce": "#0072B2",
+    "grad_reduce": "#8C6D31",
     "param_gather": "#332288",
     "apply": "#009E73",
 }
@@ -85,7 +87,14 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
     """Draw the parts of a step; dense is so much slower that it has a panel of its own."""
-    figure = Figure(figsize=(12, 4.5), dpi=120, layout="constrained")
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.8), dpi=120, layout="constrained")
+        _draw(figure, rows)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        save(figure, target)
+
+
+def _draw(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:
     panels = ([r for r in rows if r["density"] is None], [r for r in rows if r["density"] is not None])
     grid = figure.add_gridspec(1, 2, width_ratios=[len(panel) for panel in panels])
     for place, panel in enumerate(panels):
@@ -98,17 +107,15 @@ def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         axes.plot(
             [r["who"] for r in panel], [1e3 * r["seconds_a_step"]["median"] for r in panel], "k_",
-            markersize=22, label="a whole step",
+            markersize=22, label="whole step",
         )  # fmt: skip
-        axes.set_ylabel("ms a step")
-        axes.grid(axis="y", alpha=0.25)
+        axes.grid(visible=False, axis="x")
     shown = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         shown |= dict(zip(labels, handles, strict=True))
-    figure.legend(shown.values(), shown, loc="outside right center", frameon=False)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.savefig(target)
+    figure.axes[0].set_ylabel("ms per step")
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=5, fontsize="small")
 
 
 def main() -> None:
