@@ -28,12 +28,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness import Goal, Run, Spread, mpiexec, print_table, programs
 from harness.hosts import on_hosts, shaped_hosts
 from hpcsgd.data import convert
+from hpcsgd.files.pictures import STYLE, save
 
 METHODS = {
     "AR-SGD": 'name = "bsp"',
@@ -48,6 +52,11 @@ METHODS = {
 PAPER = {"AR-SGD": 1.0, "D-PSGD": 8.5 / 4.9, "SGP": 8.5 / 3.2, "1-OSGP": 8.5 / 1.8, "AD-PSGD": 8.5 / 2.9}
 """Rates over that of AR-SGD in the SGP paper, with 16 nodes at 10 Gb/s."""
 ALONE = "compute only"
+NAMES = {
+    "AR-SGD": "bsp", "AR-SGD by doubling": "bsp by doubling", "D-PSGD": "d_psgd", "SGP": "sgp",
+    "2P-SGP": "sgp(2)", "1-OSGP": "osgp(1)", "AD-PSGD": "ad_psgd", "async SGD": "async_sgd",
+}  # fmt: skip
+"""The methods' names in the picture."""
 HEAD = "who,late,ms/step,link,sent MB,rate over AR-SGD,over doubling,paper,rank 0 waits for"
 
 
@@ -140,11 +149,17 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
     """Draw what a step's time is spent on, without a straggler and with one."""
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.6), layout="constrained", dpi=120)
+        _draw(figure, rows)
+        save(figure, path)
+
+
+def _draw(figure: Figure, rows: list[dict[str, Any]]) -> None:
     delays = sorted({row["delay"] for row in rows})
     for axes, delay in zip(figure.subplots(1, len(delays), sharey=True), delays, strict=True):
         mine = [row for row in rows if row["delay"] == delay]
-        names = [row["who"] for row in mine]
+        names = [NAMES.get(row["who"], row["who"]) for row in mine]
         medians = [row["seconds_a_step"]["median"] for row in mine]
         apart = {True: "C0", False: "C7"}  # for torch's steps and for doubling only the total is known
         told = [row["who"] == ALONE or "waited_a_step" in row for row in mine]
@@ -159,12 +174,13 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
             if "link_seconds_a_step" in row:
                 axes.plot([row["link_seconds_a_step"]] * 2, [place - 0.4, place + 0.4], "k-", lw=2)
         late = f"one rank {1e3 * delay:.0f} ms late in every step" if delay else "no straggler"
-        axes.set(xlabel="seconds a step (mark: bytes over the rate of the link)", title=late)
+        axes.set(xlabel="seconds per step", title=late)
+        axes.grid(visible=False, axis="y")
     figure.axes[0].invert_yaxis()
     parts = {"computing": "C0", "rank 0 waits for others": "C1", "both together": "C7"}
-    patches = [Patch(color=colour) for colour in parts.values()]
-    figure.legend(patches, parts, loc="outside lower center", ncols=len(parts), fontsize="small")
-    figure.savefig(path, dpi=120)
+    handles: list[Artist] = [Patch(color=colour, label=part) for part, colour in parts.items()]
+    handles.append(Line2D([], [], color="k", lw=2, label="bytes over the rate of the link"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small")
 
 
 def main() -> None:
