@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness import Goal, print_table
 from hpcsgd.data import ImageDataset
+from hpcsgd.files.pictures import STYLE, save
 from selsync.trainings import BATCH, here, job, train
 
 WORKERS, LABELS = 8, 10
@@ -97,11 +101,16 @@ def injected(data: dict[str, Any], alpha: float, beta: float) -> dict[str, Any]:
 
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for row in rows:
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.6), layout="constrained", dpi=120)
+        _draw(figure.subplots(), rows)
+        save(figure, path)
+
+
+def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    for row, marker in zip(rows, "os^vD", strict=False):
         steps, accuracy = [t for t, _, _ in row["curve"]], [100 * a for _, _, a in row["curve"]]
-        axes.plot(steps, accuracy, "o-", ms=4, label=row["who"])
-    axes.set(xlabel="step", ylabel="test accuracy, %", title="one label a worker")
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+        label = re.sub(r"\((\S+), (\S+), (\S+)\)", r"δ = \3, injection (\1, \2)", row["who"])
+        axes.plot(steps, accuracy, marker=marker, mfc="none", ms=6, label=label)
+    axes.set(xlabel="step", ylabel="test accuracy, %", title="one label per worker")
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)

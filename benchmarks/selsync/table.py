@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness import Goal, print_table
 from harness.hosts import shaped_hosts
 from hpcsgd.data import ImageDataset
+from hpcsgd.files.pictures import STYLE, save
 from selsync.trainings import BATCH, job, on_shaped, train
 
 WORKERS = 8
@@ -106,12 +109,16 @@ def cells(row: dict[str, Any], bsp: dict[str, Any]) -> list[object]:
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
     """Draw accuracy against time for each evaluation; SelDP has one, at the end."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.6), layout="constrained", dpi=120)
+        _draw(figure.subplots(), rows)
+        save(figure, path)
+
+
+def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for i, row in enumerate(rows):
         seconds, accuracy = [s for _, s, _ in row["curve"]], [100 * a for _, _, a in row["curve"]]
         style = "*" if len(seconds) == 1 else "o-"
         axes.plot(seconds, accuracy, style, ms=14 if style == "*" else 4, color=f"C{i}", label=row["who"])
     axes.set(xscale="log", xlabel="seconds of training", ylabel="test accuracy, %", ylim=(90, None))
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
