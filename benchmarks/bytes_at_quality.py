@@ -43,7 +43,16 @@ from harness import Run, print_table
 
 Row = dict[str, Any]
 SEEDS = (1, 2, 3)
-HEAD = ["groups", "who", "seeds", "bits a byte", "loss over bsp's", "MB a rank", "times fewer", "settings"]
+HEAD = [
+    "groups",
+    "who",
+    "seeds",
+    "bits per byte",
+    "loss over bsp's",
+    "MB per rank",
+    "times fewer",
+    "settings",
+]
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ MARKERS = "os^vDP*Xp"
 def draw(path: Path, rows: Sequence[Row]) -> None:
     shapes = sorted({row["groups"] for row in rows})
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(5.4 * len(shapes), 4.6), layout="constrained", dpi=120)
+        figure = Figure(figsize=(4.5 * len(shapes), 4.6), layout="constrained", dpi=120)
         for groups, axes in zip(
             shapes, figure.subplots(1, len(shapes), sharey=True, squeeze=False)[0], strict=True
         ):
@@ -39,7 +39,16 @@ def _panel(axes: Axes, rows: Sequence[Row], groups: int) -> None:
         if mine:
             bits = [row["test_loss"] / log(2) for row in mine]
             sent = [row["bytes"] / 1e6 for row in mine]
-            axes.plot(sent, bits, marker, color=f"C{place}", fillstyle="none", mew=1.6, ms=8, label=who)
+            axes.plot(
+                sent,
+                bits,
+                marker,
+                color=f"C{place}",
+                fillstyle="none",
+                mew=1.6,
+                ms=8,
+                label=who.replace("streamed", "streaming"),
+            )
     axes.set(xscale="log", title=f"{groups} groups", xlabel="megabytes that a rank sent")
     if axes.get_subplotspec().is_first_col():  # pyright: ignore[reportOptionalMemberAccess]
-        axes.set_ylabel("bits a byte of the test split")
+        axes.set_ylabel("bits per byte of the test split")

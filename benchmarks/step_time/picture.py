@@ -41,6 +41,6 @@ def _panel(axes: Axes, rows: Sequence[Row], title: str) -> None:
     axes.barh(names, hidden, left=before, color=COMPUTE, hatch="///", edgecolor="white", linewidth=0,
               label="computing, communication hidden behind it")  # fmt: skip
     axes.barh(names, exposed, left=compute, color=EXPOSED, label="communication, exposed")
-    axes.set(title=title, xlabel="seconds a step")
+    axes.set(title=title, xlabel="seconds per step")
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.25)
