@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from torch import nn
 
 import hpcsgd
@@ -66,6 +67,8 @@ METHODS: Mapping[str, Callable[[], hpcsgd.Method]] = {
     LOCAL: lambda: hpcsgd.hierarchical(EVERY),
     LATE: lambda: hpcsgd.delayed(hpcsgd.hierarchical(EVERY), EVERY),
 }
+LOOKS = {SYNCHRONOUS: ("C0", "-", 2.5), LOCAL: ("C1", "-", 4.0), LATE: ("C2", "--", 2.0)}
+"""Color, style and width of each line; on slow links the last two coincide."""
 POINTS = {"DDP": SYNCHRONOUS, "bsp": SYNCHRONOUS, LOCAL: LOCAL, LATE: LATE}
 """The line to which each measured contestant belongs."""
 Row = dict[str, Any]
@@ -205,28 +208,31 @@ def rate_text(rate: float) -> str:
 
 
 def draw(file: Path, rows: Sequence[Row], shown: Sequence[Panel]) -> None:
+    """Draw three panels, and the legend in the place of a fourth."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(13.5, 4.2), layout="constrained", dpi=120)
-        all_axes: list[Axes] = list(figure.subplots(1, len(shown)))
+        figure = Figure(figsize=(9, 6.6), layout="constrained", dpi=120)
+        *all_axes, last = figure.subplots(2, 2).flat
         for panel, axes in zip(shown, all_axes, strict=True):
-            own = [row for row in rows if row["panel"] == panel.title]
-            for place, name in enumerate(METHODS):
-                line = [row for row in own if row["method"] == name and "who" not in row]
-                axes.plot(
-                    [r["rate"] for r in line], [r["seconds"] for r in line], color=f"C{place}", label=name
-                )
-                for who, marker in zip(POINTS, "xo^s", strict=True):
-                    at = [row for row in own if row.get("who") == who and row["method"] == name]
-                    label = f"{who}, measured" if at else None
-                    seconds = [r["seconds"] for r in at]
-                    axes.plot([r["rate"] for r in at], seconds, marker, color=f"C{place}", ms=5, label=label)
-            axes.axhline(panel.seconds, color="0.7", lw=1, ls=":", label="computing alone")
-            axes.set(xscale="log", yscale="log", title=panel.title, xlabel="rate of a host's link")
-            axes.set_xticks([1e7, 1e8, 1e9, 1e10, 1e11], ["10 M", "100 M", "1 G", "10 G", "100 Gbit/s"])
-        all_axes[0].set_ylabel("seconds per step")
-        handles, labels = all_axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+            _panel(axes, panel, [row for row in rows if row["panel"] == panel.title])
+        last.set_axis_off()
+        last.legend(*all_axes[0].get_legend_handles_labels(), loc="center")
         save(figure, file)
+
+
+def _panel(axes: Axes, panel: Panel, rows: Sequence[Row]) -> None:
+    axes.axhline(panel.seconds, color="0.3", lw=1.8, ls=":", label="computing alone")
+    for name, (color, style, width) in LOOKS.items():
+        line = [row for row in rows if row["method"] == name and "who" not in row]
+        x, y = ([row[key] for row in line] for key in ("rate", "seconds"))
+        axes.plot(x, y, style, color=color, lw=width, label=name)
+        for who, marker in zip(POINTS, "xo^s", strict=True):
+            if at := [row for row in rows if row.get("who") == who and row["method"] == name]:
+                x, y = ([row[key] for row in at] for key in ("rate", "seconds"))
+                axes.plot(x, y, marker, color=color, ms=8, mew=1.5, mec="k", label=f"{who}, measured")
+    axes.set(xscale="log", yscale="log", title=panel.title.replace(", ", "\n", 1))
+    axes.set(xlabel="rate of a host's link, bit/s", ylabel="seconds per step")
+    axes.set_xticks([1e7, 1e8, 1e9, 1e10, 1e11], ["10 M", "100 M", "1 G", "10 G", "100 G"])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def main() -> None:
