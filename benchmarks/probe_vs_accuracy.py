@@ -24,13 +24,17 @@ from statistics import mean
 from typing import Any
 
 import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from harness import Goal, Run, WallClock, in_processes, print_table
 from harness.stores import first_images
 from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
 from hpcsgd.data import ImageDataset, convert
+from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.performance.probing.job_file import plan_of, probe_config, setting
 from hpcsgd.performance.probing.replicas import DivergedError
 from hpcsgd.performance.probing.report import answer, to_json
@@ -38,6 +42,11 @@ from hpcsgd.performance.probing.virtual import virtual_groups
 from probe.virtual import GROUPS, accuracy, alone, job, where
 
 NAMES = ("digits_cnn", "mnist_cnn", "cifar10_small")
+TITLES = {
+    "digits_cnn": "digits, CNN", "mnist_cnn": "MNIST, CNN",
+    "cifar10_small": "CIFAR-10, 5000 images",
+}  # fmt: skip
+TICKS = (0.5, 0, -0.5, -1, -2, -5, -10, -20, -50, -100)
 SUBSETS = {"cifar10_small": 5000}
 """The number of images to train on; other jobs take all.
 
@@ -145,24 +154,36 @@ def lines(probed: dict[str, Any], rows: list[dict[str, Any]]) -> list[list[objec
 
 
 def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
-    """Draw accuracy against P, one panel per job, and mark the probe's answer and the tolerance."""
-    figure = Figure(figsize=(4.5 * len(probes), 4.8), layout="constrained")
-    for axes, probed in zip(figure.subplots(1, len(probes), squeeze=False)[0], probes, strict=True):
-        mine = [row for row in rows if row["job"] == probed["job"]]
-        accuracies = means(mine)
-        axes.plot(
-            list(accuracies), list(accuracies.values()), "o-", label="averaged model, mean of the seeds"
-        )
-        axes.plot([row["P"] for row in mine], [row["accuracy"] or 0 for row in mine], "_", color="C0")
-        axes.axhspan(
-            accuracies[1] - WITHIN, max(accuracies.values()), color="0.9", label="within 0.5 points of P = 1"
-        )
-        axes.axvline(probed["P"], color="C3", ls="--", label=f"the probe's answer: {probed['P']}")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(GROUPS, map(str, GROUPS))
-        axes.set(xlabel="groups P", ylabel="test accuracy", title=probed["job"])
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    figure.savefig(path, dpi=120)
+    """Draw the accuracy against P, one panel per job, and mark the probe's answer and the tolerance.
+
+    The y axis has points of accuracy from P = 1, and is linear inside the tolerance and logarithmic outside.
+    """
+    with rc_context(STYLE):
+        figure = Figure(figsize=(max(4.5, 3 * len(probes)), 4.2), layout="constrained", dpi=120)
+        panels = figure.subplots(1, len(probes), squeeze=False, sharey=True)[0]
+        for axes, probed in zip(panels, probes, strict=True):
+            _panel(axes, probed, [row for row in rows if row["job"] == probed["job"]])
+        panels[0].set_ylabel("points of test accuracy from P = 1")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        save(figure, path)
+
+
+def _panel(axes: Axes, probed: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    accuracies = means(rows)
+    points = {P: 100 * (value - accuracies[1]) for P, value in accuracies.items()}
+    tolerance = 100 * WITHIN
+    axes.axhspan(-tolerance, tolerance, color="0.9", label="within 0.5 points of P = 1")
+    axes.plot(list(points), list(points.values()), "o-", label="averaged model, mean of the seeds")
+    seeds = [100 * ((row["accuracy"] or 0) - accuracies[1]) for row in rows]
+    axes.plot([row["P"] for row in rows], seeds, "_", color="C0", ms=12, label="each seed")
+    axes.axvline(probed["P"], color="C3", ls="--", label="the probe's answer")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(GROUPS, map(str, GROUPS))
+    axes.set_yscale("symlog", linthresh=tolerance)
+    axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    axes.yaxis.set_minor_locator(NullLocator())
+    title = TITLES.get(probed["job"], probed["job"])
+    axes.set(xlabel="groups P", title=f"{title}\nP = 1: {accuracies[1]:.1%}")
 
 
 def main() -> None:
