@@ -20,6 +20,15 @@ from hpcsgd.report.overlap import Interval, length, union, without
 RANKS = 4
 UNSEEN = 0.1
 """Goal: the share of the seconds of messages that the trace calls hidden in which no kernel ran."""
+DEFAULT_STREAM = 7
+"""The number that the profiler gives to CUDA's default stream."""
+COPIES = {
+    "Memcpy DtoH": "copies to the host",
+    "Memcpy HtoD": "copies to the GPU",
+    "Memcpy DtoD": "copies on the GPU",
+    "Memset": "filling memory",
+}
+"""The names of lines, by the profiler's names."""
 HEAD = ["what", "ms", "beside kernels ms", "part"]
 
 
@@ -76,12 +85,27 @@ def cells(row: dict[str, Any]) -> list[object]:
     return [row["what"], f"{row['ms']:.2f}", "" if beside is None else f"{beside:.2f}", part]
 
 
+def lines_of(told: dict[str, Any]) -> dict[str, list[Interval]]:
+    """Return the intervals of each line of the picture.
+
+    Streams other than the default one share a line, and so do all copies in one direction.
+    """
+    found: dict[str, list[Interval]] = {}
+    for name, some in told["kernels"].items():
+        stream = "the default stream" if name.endswith(f" {DEFAULT_STREAM}") else "other streams"
+        found.setdefault(f"kernels of {stream}", []).extend(some)
+    for name, some in told["copies"].items():
+        what: str = name.partition(",")[0]
+        found.setdefault(COPIES.get(what, what), []).extend(some)
+    return found | {"messages": told["messages"]}
+
+
 def draw(told: dict[str, Any], target: Path) -> None:
     """Draw the last two steps, with one line each for kernels, copies and messages."""
     begin, end = told["steps"][-2][0], told["steps"][-1][1]
-    lines = {**told["kernels"], **told["copies"], "messages": told["messages"]}
+    lines = lines_of(told)
     with rc_context(STYLE):
-        figure = Figure(figsize=(12, 1 + 0.4 * len(lines)), dpi=120, layout="constrained")
+        figure = Figure(figsize=(9, 1 + 0.45 * len(lines)), dpi=120, layout="constrained")
         axes = figure.subplots()
         for place, some in enumerate(lines.values()):
             spans = [((a - begin) / 1e3, (b - a) / 1e3) for a, b in some if b > begin and a < end]
@@ -89,5 +113,5 @@ def draw(told: dict[str, Any], target: Path) -> None:
         axes.set_yticks(range(len(lines)), list(lines))
         axes.set_xlim(0, (end - begin) / 1e3)
         axes.invert_yaxis()
-        axes.set_xlabel("ms of two steps of one of 2 x 2 ranks that share a GPU")
+        axes.set(xlabel="milliseconds", title="two steps of one of 2 × 2 ranks that share a GPU")
         save(figure, target)

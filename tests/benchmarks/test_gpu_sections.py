@@ -191,5 +191,10 @@ def test_a_picture_of_two_steps_is_drawn(tmp_path: Path) -> None:
     assert copies == {"Memcpy DtoH, stream 13": [(15, 25)]}
     steps = [[0, 100], [100, 200]]
     told = {"kernels": kernels, "copies": copies, "messages": [[20, 60]], "steps": steps}
+    assert overlap.lines_of(told) == {
+        "kernels of the default stream": [(10, 30), (120, 140)],
+        "copies to the host": [(15, 25)],
+        "messages": [[20, 60]],
+    }
     overlap.draw(told, tmp_path / "overlap.png")
     assert (tmp_path / "overlap.png").read_bytes().startswith(b"\x89PNG")
