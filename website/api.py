@@ -20,7 +20,7 @@ TITLES = {
     "outer_schedules": "Outer schedules",
     "data": "Samples",
 }
-"""The titles of the pages, in the order of the index."""
+"""The titles of the index's sections, in their order; those of the pages begin with "API: "."""
 PAGES = {
     "hpcsgd.parts.averagers": "averagers",
     "hpcsgd.core.graphs": "graphs",
@@ -38,10 +38,15 @@ def pages() -> dict[str, str]:
     names = public()
     made = {page: [name for name in names if page_of(name, names[name]) == page] for page in TITLES}
     return {"api/index.md": _index(names, made)} | {
-        f"api/{page}.md": f"# {TITLES[page]}\n\n" + "\n".join(entry(name, names[name]) for name in some)
+        f"api/{page}.md": f"# {_title(page)}\n\n" + "\n".join(entry(name, names[name]) for name in some)
         for page, some in made.items()
         if page != "methods"
     }
+
+
+def _title(page: str) -> str:
+    """Return a title that is clear in a list of search results, where "Training" alone would not be."""
+    return f"API: {TITLES[page][0].lower()}{TITLES[page][1:]}"
 
 
 def page_of(name: str, documented: Any) -> str:

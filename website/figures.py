@@ -35,7 +35,8 @@ def _row(path: Path) -> str:
     met = f"{sum(goals)}\u00a0of\u00a0{len(goals)}" if goals else ""
     date = result.get("date", "")[:10].replace("-", "\u2011")  # a hyphen that does not break the line
     command = shlex.join(_shown(result["command"]))
-    return f"| [{path.stem}]({path.relative_to(ROOT)}) | `{command}` | {date} | {met} |\n"
+    name = path.relative_to(ROOT / RESULTS).with_suffix("")
+    return f"| [{name}]({path.relative_to(ROOT)}) | `{command}` | {date} | {met} |\n"
 
 
 def _shown(command: list[str]) -> list[str]:
