@@ -214,7 +214,11 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         return loss if passed is None else passed.returned
 
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Require one `call` on all ranks (`across` groups, too); return the step, w whole. Collective."""
+        """Require one `call` on all ranks (`across` groups, too). Collective.
+
+        Returns:
+            The step, with all parameters gathered.
+        """
         with self._during(call) as made:
             self.updating.settle(made)
             if not self._grad_reduce.traits.across:
