@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from harness import Contestant, Goal, Run, Spread, interleaved, print_table
 from hpcsgd import kernels
+from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.models import lstm, ncf, resnet18
 from hpcsgd.parts.sparsifiers import Accumulated
 from hpcsgd.parts.sparsifiers.base import wanted
@@ -167,7 +169,13 @@ def cells(row: dict[str, Any]) -> list[object]:
 
 
 def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
-    figure = Figure(figsize=(12, 4), dpi=120, layout="constrained")
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.4), dpi=120, layout="constrained")
+        _draw(figure, rows)
+        save(figure, target)
+
+
+def _draw(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     for axes, task in zip(figure.subplots(1, len(tasks), sharey=True), tasks, strict=True):
         for name, colour in (("kernel", "#0072B2"), ("torch.topk", "#D55E00")):
@@ -178,12 +186,13 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
         axes.plot(workers, workers, ":", color="#999999", label="linear")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        axes.set_title(f"{task}, {mine[0]['M'] / 1e6:.1f} M, d = {mine[0]['density']:g}", loc="left")
+        axes.set_title(f"{task}, d = {mine[0]['density']:g}\n{mine[0]['M'] / 1e6:.1f} M parameters")
         axes.set_xlabel("workers")
-        axes.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("selection: Top-k over DEFT")
-    figure.axes[0].legend(frameon=False)
-    figure.savefig(target)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+    figure.axes[0].set_ylabel("seconds of Top-k over those of DEFT")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
 
 
 def main() -> None:

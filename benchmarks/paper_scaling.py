@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -36,6 +37,7 @@ from hpcsgd.cost.papers import (
     overlap_step,
     synchronous_epoch,
 )
+from hpcsgd.files.pictures import STYLE, save
 
 NODES = np.array([4, 8, 16, 32])
 HOURS = {
@@ -53,6 +55,8 @@ LATENCY = 50e-6
 """Seconds of a message over TCP; negligible for a model of 102 MB."""
 AT_16 = 2
 
+LOOKS = {"synchronous": ("-", 4.0), "allreduce-based": ("-", 2.0), "hierarchical": ("--", 1.6)}
+"""Style and width of each line, because lines lie on each other."""
 PROCESSES = np.array([1, 2, 4, 8, 16, 32, 64, 128])
 FIGURES = {
     "figure 5: CIFAR-10, ResNet-20": (
@@ -125,8 +129,13 @@ def goals(rows: list[dict[str, Any]]) -> list[Goal]:
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    axes: list[Axes] = list(figure.subplots(1, 3))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.6), layout="constrained", dpi=120)
+        _draw(list(figure.subplots(1, 3)), rows)
+        save(figure, file)
+
+
+def _draw(axes: list[Axes], rows: list[dict[str, Any]]) -> None:
     sgp, *figures = axes
     for i, name in enumerate(dict.fromkeys(row["method"] for row in rows if "nodes" in row)):
         own = [row for row in rows if row["method"] == name]
@@ -134,22 +143,24 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
         if name in HOURS:
             there = [row for row in own if row["paper"]]
             sgp.plot([row["nodes"] for row in there], [row["paper"] for row in there], "o", color=f"C{i}")
-    sgp.set(title="SGP, table 1 (lines: model, points: paper)", xlabel="nodes", ylabel="hours of 90 epochs")
+    sgp.plot([], [], "ko", label="the paper")
+    sgp.set(title="SGP, table 1", xlabel="nodes", ylabel="hours of 90 epochs")
     sgp.set(xscale="log", yscale="log", xticks=NODES, xticklabels=NODES, yticks=[2, 4, 8, 16])
     sgp.set_yticks([2, 4, 8, 16], ["2", "4", "8", "16"])
     for panel, name in zip(figures, FIGURES, strict=True):
-        panel.plot(PROCESSES, PROCESSES, color="0.7", linewidth=1)
-        for method in ("synchronous", "allreduce-based", "hierarchical"):
+        panel.plot(PROCESSES, PROCESSES, color="0.6", linewidth=1, label="linear")
+        for method, (style, width) in LOOKS.items():
             own = [row for row in rows if row["figure"] == name and row["method"] == method]
-            panel.plot([r["processes"] for r in own], [r["speedup"] for r in own], "o-", ms=3, label=method)
-        panel.set(title=name, xlabel="processes", ylabel="speed-up", xscale="log", yscale="log")
-        panel.set_xticks(PROCESSES, [str(N) for N in PROCESSES])
+            processes, speedups = [r["processes"] for r in own], [r["speedup"] for r in own]
+            panel.plot(processes, speedups, style, lw=width, label=method)
+        panel.set(
+            title=name.replace(": ", "\n"), xlabel="processes", ylabel="speed-up", xscale="log", yscale="log"
+        )
+        panel.set_xticks(PROCESSES[::2], [str(N) for N in PROCESSES[::2]])
         panel.set_yticks(PROCESSES, [str(N) for N in PROCESSES])
     for panel in axes:
         panel.minorticks_off()
-        panel.grid(alpha=0.25)
-        panel.legend(fontsize="small")
-    figure.savefig(file, dpi=110)
+        panel.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def main() -> None:
