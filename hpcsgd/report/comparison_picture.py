@@ -34,7 +34,7 @@ def plot_comparison(comparison: Comparison, target: Path) -> None:
         return
     values = [point.value for point in points]
     with rc_context(STYLE):
-        figure = Figure(figsize=(5.0 * len(spent), 4.6), dpi=120, layout="constrained")
+        figure = Figure(figsize=(max(4.5, 3.0 * len(spent)), 4.2), dpi=120, layout="constrained")
         panels: list[Axes] = figure.subplots(1, len(spent), sharey=True, squeeze=False)[0].tolist()
         for axes, name in zip(panels, spent, strict=True):
             _panel(axes, name, courses, comparison)
@@ -42,7 +42,9 @@ def plot_comparison(comparison: Comparison, target: Path) -> None:
         if 0 < LOGARITHMIC_FROM * min(values) < max(values):
             panels[0].set_yscale("log")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(len(labels), 4), fontsize="small"
+        )
         save(figure, target)
 
 
