@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,8 @@ warnings.simplefilter("ignore")  # Lightning's advice about loaders
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 SEED, BATCH, LR, EVERY = 1, 8, 0.1, 4
+NODES = int(os.environ.get("HPCSGD_TEST_NODES", "1"))
+"""The number of nodes on which the ranks run, from the test that starts them."""
 torch.manual_seed(0)
 DATA = TensorDataset(torch.randn(336, 12), torch.randint(0, 4, (336,)))
 """On each of 4 ranks an epoch has 11 batches, of which the last one is smaller."""
@@ -97,7 +100,8 @@ def fit(
     strategy = HpcsgdStrategy(method, groups, timeout_s=90, **(options or {}))
     saves = any(isinstance(each, ModelCheckpoint) for each in callbacks)
     trainer = lightning.Trainer(**{
-        "strategy": strategy, "accelerator": "cpu", "devices": 4, "max_epochs": epochs, "logger": False,
+        "strategy": strategy, "accelerator": "cpu", "devices": 4 // NODES, "num_nodes": NODES,
+        "max_epochs": epochs, "logger": False,
         "callbacks": list(callbacks), "enable_progress_bar": False, "enable_model_summary": False,
         "enable_checkpointing": saves, **trainer_options,
     })  # fmt: skip

@@ -14,6 +14,7 @@ from cluster.launch.test_apart import Groups, replica_groups
 from comm.jobs import LIMIT, by_agents
 from hpcsgd.elastic.journal import FOLDER, newest
 from system.machines import Network
+from tier import WHOLE
 
 __all__ = ["replica_groups"]
 
@@ -134,9 +135,10 @@ METHODS = Path(__file__).parents[1] / "methods"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(700)
 def test_methods_do_across_hosts_what_they_do_on_one(network) -> None:
     """Requests are answered although ranks share no memory and links are slow."""
     pytest_on_ranks = ("-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider")
-    done = network.mpiexec(sys.executable, *pytest_on_ranks, METHODS, timeout=500)
+    done = network.mpiexec(sys.executable, *pytest_on_ranks, "-m", WHOLE, METHODS, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

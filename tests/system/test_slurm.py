@@ -99,10 +99,11 @@ def test_an_exception_in_one_rank_ends_the_step(srun, tmp_path):
 
 @pytest.mark.long
 def test_lightning_trains_as_a_plain_loop(slurm, tmp_path):
-    """The virtual nodes are one machine, and therefore one node for hpcsgd."""
+    """On as many nodes as ranks."""
     skip_unless_mpich()
     words = lightning_python([PROGRAM, str(tmp_path / "found"), "bits"])
-    done = launch(["srun", "-n", "4", "-N", "4", "--mpi=pmi2", *words], slurm, timeout=programs.TIMEOUT)
+    command = ["srun", "-n", "4", "-N", "4", "--mpi=pmi2", *words]
+    done = launch(command, slurm | {"HPCSGD_TEST_NODES": "4"}, timeout=programs.TIMEOUT)
     assert done.returncode == 0, done.stderr
     (line,) = (tmp_path / "found").read_text().splitlines()
     of_ranks = json.loads(line)["bits"]

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,9 @@ def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Groups) -> N
     replica_groups.start(0)
     assert replica_groups.ended(0) == 0, replica_groups.told()
     assert f"resuming at step {saved} " in replica_groups.printed_by(0).read_text()
-    assert [event["kind"] for event in replica_groups.events("lost")] == ["died", "left", "left"]
+    lost = [(event["kind"], event["replica_group"]) for event in replica_groups.events("lost")]
+    # the first coordinator may report group 1, too, if it is lost a moment later than the group's ranks
+    assert [each for each, _ in groupby(lost)] == [("died", 1), ("left", 0), ("left", 2)]
     assert [event["epoch"] for event in replica_groups.events("commit")][-1] == EPOCHS
     for name in ("model.pt", "summary.json", "curves.png"):
         assert (replica_groups.run / name).exists(), name
