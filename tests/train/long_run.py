@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -26,8 +27,8 @@ from hpcsgd.parts.grad_reduces import Quantized
 from train import watched
 
 EVERY = 8
-FIRST, LAST = 25 * EVERY, 150 * EVERY
-"""There are 1000 steps between them."""
+SEEN_AFTER = (25 * EVERY, 67 * EVERY, 109 * EVERY, 150 * EVERY)
+"""The steps after which the resources are recorded."""
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
     "hierarchical": lambda: hierarchical(EVERY),
@@ -61,12 +62,11 @@ def trained(
 def main(name: str) -> None:
     topology = hpcsgd.init(groups=2)
     _, train = trained(topology, METHODS[name](), width=16, depth=3)
-    train(FIRST)
-    time.sleep(1)  # until a pending synchronization has ended
-    first = watched.now()
-    train(LAST - FIRST)
-    time.sleep(1)
-    last = watched.now()
+    seen: list[dict[str, int]] = []
+    for before, after in pairwise((0, *SEEN_AFTER)):
+        train(after - before)
+        time.sleep(1)  # until a pending synchronization has ended
+        seen.append(watched.now())
     method = METHODS[name]()
     net, train = trained(topology, method, width=512, depth=16)
     m = ModelLayout.of(
@@ -77,9 +77,9 @@ def main(name: str) -> None:
     )
     train(2 * EVERY)
     time.sleep(1)
-    grown = watched.now()["bytes"] - last["bytes"]
+    grown = watched.now()["bytes"] - seen[-1]["bytes"]
     formula = {"expected": kept(StepPlan.of(method), m, moments=2), "model": m.K * m.own_elements()}
-    told = {"first": first, "last": last, "grown": grown, **formula}
+    told = {"seen": seen, "grown": grown, **formula}
     Path(f"seen-{topology.rank}").write_text(json.dumps(told))
 
 
