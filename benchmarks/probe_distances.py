@@ -8,8 +8,9 @@ The job is CIFAR-10 / ResNet-20 at the setting of the hierarchical local SGD pap
 
 There are three ways: the probe's (a model trained alone for --settle steps, then a ramp), a ramp from the
 first step on, and the job's whole warm-up. --long and --short name the values of P for the last two. The
-whole warm-up takes as many epochs for each P. In all cases --meetings synchronizations at the full learning
-rate follow. With --keep FILE, what an earlier --json FILE has of the same setting is not measured again.
+whole warm-up takes as many epochs for each P. In all cases synchronizations at the full learning rate follow,
+as many as --synchronizations says. With --keep FILE, what an earlier --json FILE has of the same setting is
+not measured again.
 --quick takes a minute and trains on digits.
 """
 
@@ -183,7 +184,7 @@ def main() -> None:
     parser.add_argument("--long", type=numbers, default=[2, 4, 8], metavar="P,P,…")
     parser.add_argument("--short", type=numbers, default=[2, 4, 8], metavar="P,P,…")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="an earlier --json FILE")
-    parser.add_argument("--meetings", type=int, default=6)
+    parser.add_argument("--synchronizations", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
@@ -204,7 +205,7 @@ def main() -> None:
                 P,
                 way,
                 seed,
-                given.meetings,
+                given.synchronizations,
                 given.device,
             )
             for seed in range(1, given.seeds + 1)

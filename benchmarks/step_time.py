@@ -108,7 +108,7 @@ def goals(steps: Sequence[Row], syncs: Sequence[Row]) -> list[Goal]:
     found = []
     for row in syncs:
         if row["what"] == "sync":
-            name = f"{row['rate']}, {row['model']}: a meeting over the link's bound"
+            name = f"{row['rate']}, {row['model']}: a synchronization over the link's bound"
             found.append(Goal(name, median(row["seconds"]) / row["bound"], SYNC))
     for row in steps:
         name = f"{row['rate']}, {row['model']}, {row['kind']}: {row['who']}"

@@ -23,7 +23,7 @@ OVER = {
     "TCP": {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"},
     "shared": {},
 }
-HEAD = "P,K,MPI by,MB,meeting ms,MPI allreduce ms,our allreduce ms,commit ms,ratio,limit ms"
+HEAD = "P,K,MPI by,MB,synchronization ms,MPI allreduce ms,our allreduce ms,commit ms,ratio,limit ms"
 
 
 def rounds(quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
@@ -58,7 +58,7 @@ def _goals(rows: list[dict[str, Any]]) -> list[Goal]:
     for row in rows:
         if row["mpi_by"] == "TCP":
             what = f"{row['P']} groups of {row['K']}, {row['bytes'] / 1e6:.0f} MB"
-            found.append(Goal(f"{what}: meeting over allreduce + commit", row["ratio"]["median"], 1.5))
+            found.append(Goal(f"{what}: synchronization over allreduce + commit", row["ratio"]["median"], 1.5))
     commit = next(row for row in rows if (row["P"], row["K"]) == (4, 1))["seconds"]["commit"]["median"]
     return [*found, Goal("ms of a commit of 4 groups", 1e3 * commit, 5.0)]
 
