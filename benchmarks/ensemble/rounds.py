@@ -58,7 +58,9 @@ def _goals(rows: list[dict[str, Any]]) -> list[Goal]:
     for row in rows:
         if row["mpi_by"] == "TCP":
             what = f"{row['P']} groups of {row['K']}, {row['bytes'] / 1e6:.0f} MB"
-            found.append(Goal(f"{what}: synchronization over allreduce + commit", row["ratio"]["median"], 1.5))
+            found.append(
+                Goal(f"{what}: synchronization over allreduce + commit", row["ratio"]["median"], 1.5)
+            )
     commit = next(row for row in rows if (row["P"], row["K"]) == (4, 1))["seconds"]["commit"]["median"]
     return [*found, Goal("ms of a commit of 4 groups", 1e3 * commit, 5.0)]
 
