@@ -152,7 +152,7 @@ class _Asked:
                 value = read(words)
                 require(value)
             except UserError as error:
-                wrong = f"{str(error).removeprefix('--')}\n"
+                wrong = f"{error}\n"
             else:
                 return value
 

@@ -190,9 +190,9 @@ def test_a_mistake_in_an_answer_is_told_before_the_question_is_repeated(folder: 
     begin(Path("job.toml"), ask=ask)
     wrong = [question.split("\n")[0] for question in asked if "\n" in question]
     told = [
-        "data digts: did you mean 'digits'? ", "data is missing. Allowed: digits, ",
-        "model mpl: did you mean 'mlp'? ", "many: expected a whole number",
-        "ranks 0: at least 1 is needed", "groups 4: does not divide 6 ranks; allowed: 1, 2, 3, 6",
+        "--data digts: did you mean 'digits'? ", "--data is missing. Allowed: digits, ",
+        "--model mpl: did you mean 'mlp'? ", "many: expected a whole number",
+        "--ranks 0: at least 1 is needed", "--groups 4: does not divide 6 ranks; allowed: 1, 2, 3, 6",
     ]  # fmt: skip
     assert len(wrong) == len(told)
     assert all(line.startswith(beginning) for line, beginning in zip(wrong, told, strict=True))
