@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,8 @@ class Checkpoints:
     def __init__(self, folder: Path, topology: Topology) -> None:
         self._folder = folder
         self._job = topology
+        self._owner = f".of-{topology.replica_groups.index}" if topology.is_elastic else ""
+        """The end of the names of unfinished checkpoints: other replica groups write into the folder, too."""
         self.writing = False
         """True while this rank's own file is being written."""
 
@@ -70,7 +72,7 @@ class Checkpoints:
 
         Raises `JobError` if a rank cannot write. Earlier checkpoints stay unchanged.
         """
-        hidden = self._folder / f"{_HIDDEN}{title(step)}"
+        hidden = self._folder / f"{_HIDDEN}{title(step)}{self._owner}"
         try:
             self._write_hidden(hidden, step, state)
         except JobError:  # no rank is writing any more
@@ -125,13 +127,15 @@ class Checkpoints:
         return self._job.world.gather_objects(titles(self._folder) if self._job.rank == 0 else [])[0]
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
+        later: list[str] = []
         with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
                 final = self._folder / title(step)
                 if final.exists() and not _is_ours(final):
                     raise UserError(f"{final} is no checkpoint: give another folder, or remove it")
-                remove_unfinished(self._folder)
+                self._remove_own_unfinished()
                 hidden.mkdir(parents=True)
+                later = [name for name in titles(self._folder) if _step(name) > step]
         entry: dict[str, Any] = {}
         with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
             entry = self._write_own(hidden / _name(self._job.rank), state)
@@ -139,6 +143,7 @@ class Checkpoints:
         with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
                 self._complete(hidden, step, files)
+                self._remove_all_but_newest(later)
 
     def _write_own(self, target: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         self.writing = True
@@ -175,27 +180,37 @@ class Checkpoints:
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
         final = self._folder / title(step)
+        old = hidden.with_name(f"{hidden.name}.old")
         if final.exists():  # a damaged checkpoint, or an earlier one of the same step
-            os.replace(final, hidden.with_suffix(".old"))
+            os.replace(final, old)
         os.replace(hidden, final)
         reach_disk(self._folder)
-        self._remove_all_but_newest(step)
+        shutil.rmtree(old, ignore_errors=True)
 
-    def _remove_all_but_newest(self, step: int) -> None:
-        """Remove all checkpoints except the `KEPT` newest up to `step`.
+    def _remove_own_unfinished(self) -> None:
+        """Remove what this job, or its group before it was restarted, has begun to write and not finished."""
+        if not self._owner:
+            remove_unfinished(self._folder)
+            return
+        for end in (self._owner, f"{self._owner}.old"):
+            for hidden in [*self._folder.glob(f"{_HIDDEN}step-*{end}")]:
+                shutil.rmtree(hidden)
 
-        Checkpoints of later steps are removed as well: they were found damaged, so an earlier one was loaded.
+    def _remove_all_but_newest(self, later: Sequence[str]) -> None:
+        """Remove `later`, and of the other checkpoints all except the `KEPT` newest.
+
+        `later` are those of later steps that were there when this one was begun: they were found damaged, so
+        an earlier one was loaded. Meanwhile another replica group may have finished one of a later step.
         """
         listed = titles(self._folder)
-        kept = [name for name in listed if _step(name) <= step][:KEPT]
+        kept = [name for name in listed if name not in later][:KEPT]
         for name in listed:
             if name not in kept and _is_ours(self._folder / name):
                 shutil.rmtree(self._folder / name, ignore_errors=True)
-        shutil.rmtree(self._folder / f"{_HIDDEN}{title(step)}.old", ignore_errors=True)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove unfinished checkpoints of killed runs. No process may write a checkpoint at the same time."""
+    """Remove all unfinished checkpoints of killed runs. Nobody may write a checkpoint at the same time."""
     for hidden in [*folder.glob(f"{_HIDDEN}step-*")]:
         shutil.rmtree(hidden)
     remove_left(folder)

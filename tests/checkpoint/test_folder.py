@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from hpcsgd.checkpoint import Checkpoints, Saved, folder, tree
 from hpcsgd.comm import Communicator, threads
+from hpcsgd.core.replica_groups import Absent
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.files import hdf5
@@ -209,6 +211,45 @@ def test_what_a_killed_run_left_is_swept_away(run, tmp_path: Path) -> None:
     run(2, after_a_kill)
     assert names(tmp_path) == ["step-00000030"]
     assert threads.run(1, newest, tmp_path)[0] == Saved(tmp_path / "step-00000030", 30, 1, 2)
+
+
+def of_replica_group(world: Communicator, path: Path, index: int) -> Checkpoints:
+    return Checkpoints(path, replace(form(world), replica_groups=Absent(index, 20)))
+
+
+@pytest.mark.parametrize("step", [12, 24])
+def test_another_replica_group_may_write_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A later step, or the same one. Neither removes what the other writes or has written."""
+
+    def body(world: Communicator) -> None:
+        slow, fast = of_replica_group(world, tmp_path, 1), of_replica_group(world, tmp_path, 11)
+        of_replica_group(world, tmp_path, 0).write(6, state(6, 0))
+        write_tree = tree.write
+
+        def write_late(file: h5py.File, root: tree.Tree) -> None:
+            monkeypatch.setattr(tree, "write", write_tree)
+            fast.write(step, state(step, 1))
+            write_tree(file, root)
+
+        monkeypatch.setattr(tree, "write", write_late)
+        slow.write(12, state(12, 0))
+        found = fast.newest()
+        assert found is not None
+        assert found.step == step
+        assert slow.whole(slow.of_step(12))
+
+    threads.run(1, body)
+    assert names(tmp_path) == [f"step-{n:08}" for n in ((12, 24) if step == 24 else (6, 12))]
+
+
+def test_a_replica_group_removes_what_itself_has_left(tmp_path: Path) -> None:
+    left = [f".writing-step-00000010{end}" for end in (".of-1", ".of-11", ".of-1.old")]
+    for name in left:
+        (tmp_path / name).mkdir()
+    threads.run(1, lambda world: of_replica_group(world, tmp_path, 1).write(12, state(12, 0)))
+    assert names(tmp_path) == [".writing-step-00000010.of-11", "step-00000012"]
 
 
 def truncate(path: Path) -> None:
