@@ -56,7 +56,7 @@ def require_method(name: str) -> None:
 
 
 def require_positive(name: str, value: int) -> None:
-    """Raise `UserError` if `value`, which `name` tells, is less than 1."""
+    """Raise `UserError` if `value`, which the flag `name` has, is less than 1."""
     if value < 1:
         raise UserError(f"--{name} {value}: at least 1 is needed")
 

@@ -27,7 +27,7 @@ def read(source: Path | None) -> Images:
         raise UserError(
             "the digits come with scikit-learn, which is not installed: pip install 'hpcsgd[examples]'"
         ) from error
-    data, labels = map(np.asarray, load_digits(return_X_y=True))  # frames for a type checker that has pandas
+    data, labels = map(np.asarray, load_digits(return_X_y=True))  # with pandas, a type checker expects frames
     images = data.reshape(-1, 1, 8, 8).astype(np.uint8)
     test = _for_testing(labels)
     rows = {"train": int(np.sum(~test)), "test": int(np.sum(test))}
