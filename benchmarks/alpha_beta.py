@@ -82,7 +82,9 @@ def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
         ]
         name = f"{ranks} ranks on {hosts} host(s)"
         found.append(Goal(f"{name}: ours over mpi4py's, a megabyte and more", median(large), LARGE_RATIO))
-        found.append(Goal(f"{name}: µs that the lane adds to a small message", median(added), ADDED))
+        found.append(
+            Goal(f"{name}: µs that the communication thread adds to a small message", median(added), ADDED)
+        )
     return found
 
 

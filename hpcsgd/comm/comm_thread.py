@@ -12,7 +12,6 @@ wait for the device in either case.
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import itertools
 import queue
 import threading
@@ -31,11 +30,11 @@ from hpcsgd.comm.events import WAIT
 from hpcsgd.comm.rank_watch import ThreadState
 from hpcsgd.comm.stats import CommStats
 from hpcsgd.comm.streams import StreamEvent, Streams, take_over
+from hpcsgd.comm.timer_slack import sleep_exactly
 
 _comm_threads: weakref.WeakSet[CommThread] = weakref.WeakSet()
 _here = threading.local()  # .on_a_comm_thread: True on a communication thread
 _numbers = itertools.count()
-_SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK, an option of prctl
 
 
 class Work:
@@ -198,7 +197,7 @@ class CommThread:
 
     def _run(self) -> None:
         _here.on_a_comm_thread = True
-        _sleep_exactly()
+        sleep_exactly()
         while (entry := self._calls.get()) is not None:
             future, call, self.state.single = entry
             _carry_out(future, call)
@@ -226,14 +225,6 @@ def know_processor() -> None:
     pytorch/pytorch.
     """
     torch.ones(1, dtype=torch.float64, device="cpu").sqrt()
-
-
-def _sleep_exactly() -> None:
-    """Make sleeps of this thread end on time.
-
-    By default Linux extends them by 50 µs, which is long compared with a short message.
-    """
-    ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
 
 
 def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:

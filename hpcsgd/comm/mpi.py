@@ -25,6 +25,7 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.mailed_reports import MailedReports
 from hpcsgd.comm.mpi_library import MPI
 from hpcsgd.comm.mpi_mail import MpiMail
+from hpcsgd.comm.mpi_waits import asleep
 from hpcsgd.comm.rank_watch import WORLD, Member
 from hpcsgd.comm.shutdown import guard
 from hpcsgd.errors import JobError
@@ -228,15 +229,18 @@ def world(timeout: float = 600.0) -> Communicator:
     """
     know_processor()
     all_ranks = MPI.COMM_WORLD
-    shared = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
-    nodes = _gathered(all_ranks, shared.bcast(all_ranks.Get_rank()))
-    shared.Free()
-    comm = Communicator(ByDevice(MpiBackend(all_ranks.Dup(), nodes)), timeout=timeout)
+    with asleep():
+        shared = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
+        node = shared.bcast(all_ranks.Get_rank())
+        shared.Free()
+        own, for_reports = all_ranks.Dup(), all_ranks.Dup()
+    nodes = _gathered(all_ranks, node)
+    comm = Communicator(ByDevice(MpiBackend(own, nodes)), timeout=timeout)
     ending = guard(comm)
     _check_launch(comm)
     if ending is None or comm.size == 1:
         return comm
-    watch = ending.watched(MailedReports(MpiMail(all_ranks.Dup()), ending.fail))
+    watch = ending.watched(MailedReports(MpiMail(for_reports), ending.fail))
     member = Member(watch, WORLD, range(comm.size))
     return Communicator(comm.backend, timeout=timeout, comm_thread=comm.comm_thread, member=member)
 

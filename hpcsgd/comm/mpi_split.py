@@ -1,7 +1,6 @@
-"""Splitting of an MPI communicator by messages, without collectives of the MPI library on all of its ranks.
+"""Splitting of an MPI communicator: the ranks wait for each other without spinning, then make the parts.
 
-With MPICH 5.0.2, MPI_Comm_split has been seen never to end on four ranks, and so has an MPI_Ibarrier
-before it.
+In MPI_Comm_split, ranks that are early would spin until the last rank comes. Here they poll with pauses.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import numpy as np
 
 from hpcsgd.comm.backend import polled
 from hpcsgd.comm.mpi_library import MPI
+from hpcsgd.comm.mpi_waits import asleep
 
 
 def split(comm: MPI.Intracomm, color: int, key: int, tag: int) -> tuple[MPI.Intracomm, list[int]]:
@@ -23,7 +23,8 @@ def split(comm: MPI.Intracomm, color: int, key: int, tag: int) -> tuple[MPI.Intr
     members = sorted((r for r, theirs in enumerate(colors) if theirs == color), key=lambda r: (keys[r], r))
     everyone = comm.Get_group()
     group = everyone.Incl(members)
-    made = comm.Create_group(group, tag)  # spins while it waits for the members, but all of them are here
+    with asleep():
+        made = comm.Create_group(group, tag)
     group.Free()
     everyone.Free()
     return made, members

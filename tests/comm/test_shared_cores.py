@@ -1,0 +1,63 @@
+"""Tests that ranks sleep while they wait for each other, so that ranks which share cores can run."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import programs
+from train.launches import unlaunched
+
+RANKS = 4
+# Rank 0 is a second late in the library's part of a split, and then in a call of the user's own. The others
+# print how often they have slept in both.
+LATE = """
+import json, resource, sys, threading, time
+from hpcsgd.comm import mpi_split
+from hpcsgd.comm.mpi_library import MPI
+from hpcsgd.comm.timer_slack import sleep_exactly
+
+world, places = MPI.COMM_WORLD, mpi_split.places
+if "MPICH" not in MPI.Get_library_version():
+    sys.exit(print("another library"))
+
+def sleeps():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+def after_a_second_on_rank_0():
+    if world.Get_rank() == 0:
+        time.sleep(1.0)
+    return sleeps()
+
+def late(*where):
+    global before
+    known, before = places(*where), after_a_second_on_rank_0()
+    return known
+
+def split():
+    sleep_exactly()  # as a communication thread
+    mpi_split.places = late
+    mpi_split.split(world, 0, 0, tag=1)
+    ours, at = sleeps() - before, after_a_second_on_rank_0()
+    world.Barrier()
+    sys.stdout.write(json.dumps([world.Get_rank(), ours, sleeps() - at]) + "\\n")
+
+thread = threading.Thread(target=split)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_sleep_in_a_split_and_do_not_in_calls_of_the_user() -> None:
+    """Calls of the user's own code return without delay."""
+    command = [programs.mpiexec(), "-n", str(RANKS), sys.executable, "-c", LATE]
+    done = programs.run(command, env=unlaunched())
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    if "another library" in lines:
+        pytest.skip("only MPICH can be told to sleep")
+    for rank, ours, theirs in map(json.loads, lines):
+        assert rank == 0 or (ours > 100 and theirs < 50)
