@@ -27,8 +27,9 @@ def read(source: Path | None) -> Images:
         raise UserError(
             "the digits come with scikit-learn, which is not installed: pip install 'hpcsgd[examples]'"
         ) from error
-    data, labels = map(np.asarray, load_digits(return_X_y=True))  # with pandas, a type checker expects frames
-    images = data.reshape(-1, 1, 8, 8).astype(np.uint8)
+    data, target = load_digits(return_X_y=True)
+    labels = np.asarray(target, np.int64)  # with pandas, a type checker expects frames
+    images = np.asarray(data).reshape(-1, 1, 8, 8).astype(np.uint8)
     test = _for_testing(labels)
     rows = {"train": int(np.sum(~test)), "test": int(np.sum(test))}
     names = tuple(str(digit) for digit in range(10))
