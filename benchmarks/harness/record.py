@@ -116,7 +116,17 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(pages / 2**30, 1),
         "os": platform.platform(),
+        "autogroup": _autogroup(),
     }
+
+
+def _autogroup() -> bool | None:
+    """Return whether Linux divides cores among sessions, of which mpiexec makes one for each rank.
+
+    None if the kernel does not say.
+    """
+    file = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    return file.read_text().strip() == "1" if file.exists() else None
 
 
 def versions() -> dict[str, str]:
