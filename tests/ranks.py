@@ -164,7 +164,7 @@ def end_late(test: str, timeout: float) -> NoReturn:
     Each thread gets one line, because a log may keep only its last lines. All ranks reach the time limit at
     about the same time, and the first one that ends also ends the others. So each rank waits before it ends,
     to let the others print theirs. Threads that have moved on until then did not hang for good: the kernel
-    may not have run them.
+    may not have let them run.
     """
     kernel = _system_calls()
     places = _places()

@@ -23,6 +23,7 @@ RESULTS = BENCHMARKS / "results"
 """The folder of kept results. Figures in README and docs come from there."""
 MEASURED = ("hpcsgd", "csrc", "benchmarks", ":!benchmarks/results")
 """The paths of the repository that a result depends on."""
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 GIT_TIMEOUT = 60.0
 Row = Mapping[str, Any]
 
@@ -125,8 +126,7 @@ def _autogroup() -> bool | None:
 
     None if the kernel does not say.
     """
-    file = Path("/proc/sys/kernel/sched_autogroup_enabled")
-    return file.read_text().strip() == "1" if file.exists() else None
+    return AUTOGROUP.read_text().strip() == "1" if AUTOGROUP.exists() else None
 
 
 def versions() -> dict[str, str]:

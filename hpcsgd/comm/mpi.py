@@ -233,13 +233,15 @@ def world(timeout: float = 600.0) -> Communicator:
         shared = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
         node = shared.bcast(all_ranks.Get_rank())
         shared.Free()
-        own, for_reports = all_ranks.Dup(), all_ranks.Dup()
+        own = all_ranks.Dup()
     nodes = _gathered(all_ranks, node)
     comm = Communicator(ByDevice(MpiBackend(own, nodes)), timeout=timeout)
     ending = guard(comm)
     _check_launch(comm)
     if ending is None or comm.size == 1:
         return comm
+    with asleep():
+        for_reports = all_ranks.Dup()
     watch = ending.watched(MailedReports(MpiMail(for_reports), ending.fail))
     member = Member(watch, WORLD, range(comm.size))
     return Communicator(comm.backend, timeout=timeout, comm_thread=comm.comm_thread, member=member)

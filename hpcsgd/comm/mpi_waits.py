@@ -26,7 +26,7 @@ _asleep = set[int]()  # the threads that are inside `asleep`
 def asleep() -> Generator[None]:
     """Within the block, this thread's blocking MPI calls sleep while they wait, if MPI is MPICH.
 
-    Other calls of this process do so, too, until the block ends. Then they are as fast as before.
+    Those of other threads do so, too, until the block ends. Then all are as fast as before.
     """
     thread = threading.get_ident()
     with _lock:

@@ -90,6 +90,14 @@ def test_rows_whose_times_do_not_count_may_be_of_a_marked_result(tmp_path, capsy
     assert concluded(run, tmp_path / "next.json")["disturbed"] is False
 
 
+@pytest.mark.parametrize(("text", "divided"), [("1\n", True), ("0\n", False), (None, None)])
+def test_a_result_says_whether_cores_are_divided_among_sessions(tmp_path, monkeypatch, text, divided):
+    monkeypatch.setattr(record, "AUTOGROUP", tmp_path / "autogroup")
+    if text is not None:
+        record.AUTOGROUP.write_text(text)
+    assert record.machine()["autogroup"] is divided
+
+
 def test_without_a_file_nothing_is_kept():
     assert run_beside(0).kept(None) == []
 
