@@ -9,6 +9,30 @@ from typing import Protocol
 from torch import Tensor
 
 
+class Facts(Protocol):
+    """What the jobs learn of each other before they average."""
+
+    @property
+    def norms(self) -> Mapping[int, Sequence[float]]:
+        """The `norms` of each job in the mean, by index."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[int, Sequence[float]]:
+        """The `weights` of each job in the mean, by index."""
+        ...
+
+    @property
+    def t(self) -> int:
+        """The updates that the jobs have done that have missed no round."""
+        ...
+
+    @property
+    def part(self) -> int | None:
+        """The index of the part to average; None: all parts."""
+        ...
+
+
 class Contribution(Protocol):
     """What a job adds to a mean in place of its tensors, which may form several parts.
 
@@ -17,6 +41,8 @@ class Contribution(Protocol):
 
     norms: Sequence[float]
     """A number of this job for each part, which all jobs get."""
+    weights: Sequence[float]
+    """The weight of this job in the mean of each part, which all jobs get; empty: all jobs weigh alike."""
     part: int | None
     """The index of the part that this job would average now; None: all parts."""
     shared: Sequence[Tensor]
@@ -25,18 +51,12 @@ class Contribution(Protocol):
     late_rounds: int
     """The number of rounds that this job may miss, and still count when it is back; 0: none."""
 
-    def __call__(
-        self,
-        norms: Mapping[int, Sequence[float]],
-        t: int,
-        part: int | None,
-        newest: Sequence[Tensor] = (),
-    ) -> Sequence[Tensor | None]:
+    def __call__(self, facts: Facts, newest: Sequence[Tensor] = ()) -> Sequence[Tensor | None]:
         """Return the tensors to average, with None in place of those that are not averaged now.
 
-        `norms` has the `norms` of each job in the mean, by index. `t` and `part` are those of the jobs that
-        have missed no round. For a job that has missed rounds, `newest` are the `shared` tensors of one that
-        has not; only the part of them that this rank averages is valid. May be called again.
+        Their plain mean is taken, so a weight is a factor of them. For a job that has missed rounds, `newest`
+        are the `shared` tensors of one that has not; only the part of them that this rank averages is valid.
+        May be called again.
         """
         ...
 

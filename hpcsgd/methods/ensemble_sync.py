@@ -20,11 +20,14 @@ Differences from the paper:
 - With `quorum`, groups do not wait for all others, as in Decoupled DiLoCo (arXiv:2604.21428, section 3.2):
   once `quorum` groups have arrived, the others have `grace_s` seconds. What a late group learned is dropped.
 - With `late_rounds` it counts in the synchronization in which the group returns. Decoupled DiLoCo drops it.
+- With `tokens_per_step`, groups are weighted in that mean by their steps and tokens, as in Decoupled DiLoCo.
 - With `num_fragments`, a synchronization has one fragment of the model, as in Streaming DiLoCo
   (arXiv:2501.18512). Groups wait for the result.
 """
 
 from __future__ import annotations
+
+import math
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
@@ -71,6 +74,7 @@ def ensemble_sync(
     late_rounds: int = 0,
     merge: RadialDirectional | None = None,
     num_fragments: int = 1,
+    tokens_per_step: float | None = None,
 ) -> Method:
     """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
@@ -110,6 +114,13 @@ def ensemble_sync(
             group loses what it learned in the fragments that it missed, and keeps the rest if it still has
             samples. With `late_rounds` all of it may still count. More than 1 needs `outer`, without
             `guard`. Default 1: the whole model.
+        tokens_per_step: Number of tokens, or samples, from which this group learns in a step, above 0; their
+            mean if steps differ. The groups then have weights in the mean of which `outer` takes its
+            gradient: B²·c for c steps of B tokens. The steps are those that a group has made since it last
+            received the model, or the fragment; without any, its weight is 0. Groups of `hpcsgd launch` have
+            the same B, so they weigh as their steps, of which a late or returning group may have fewer. With
+            `guard`, the weights of both are multiplied. Needs `outer`. Default None: all groups weigh alike,
+            as in EnsembleSync.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
@@ -117,20 +128,21 @@ def ensemble_sync(
     Raises:
         UserError: If `sync_every` or `quorum` is below 1, one of `quorum` and `grace_s` is missing,
             `late_rounds` is below 0 or has no `quorum` or no `outer`, `guard` has a `max_norm`, `outer` does
-            not make a torch optimizer whose state other groups can get, `outer_schedule` or `merge` has no
-            `outer`, `merge` is combined with `guard`, `num_fragments` is not from 1 to `sync_every`, or is
-            above 1 without `outer` or with `guard`, or `outer_schedule` has a rate of 0 at the first
-            synchronization; when the optimizer is wrapped, if the job is not a replica group; at the first
-            step, if `num_fragments` is above the number of trainable tensors.
+            not make a torch optimizer whose state other groups can get, `outer_schedule`, `merge` or
+            `tokens_per_step` has no `outer`, `tokens_per_step` is not a number above 0, `merge` is combined
+            with `guard`, `num_fragments` is not from 1 to `sync_every`, or is above 1 without `outer` or with
+            `guard`, or `outer_schedule` has a rate of 0 at the first synchronization; when the optimizer is
+            wrapped, if the job is not a replica group; at the first step, if `num_fragments` is above the
+            number of trainable tensors.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
         a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns; with `num_fragments` F about 1/F of
-        them. With `guard` or `outer` it sends about 16·(F+2)·P' bytes more for each of them. With `guard` it
-        keeps θ, the model after the last synchronization: M elements. With `merge` it sends 8 bytes more for
-        each tensor of the model, and 16-bit parameters in float32. With `outer` it keeps θ and each state
-        tensor of the outer optimizer, M elements each. When a group joins or returns, it also sends these
-        once, like the model.
+        them. With `guard` or `outer` it sends about 16·(F+2)·P' bytes more for each of them, with
+        `tokens_per_step` another 16·F·P'. With `guard` it keeps θ, the model after the last synchronization:
+        M elements. With `merge` it sends 8 bytes more for each tensor of the model, and 16-bit parameters in
+        float32. With `outer` it keeps θ and each state tensor of the outer optimizer, M elements each. When a
+        group joins or returns, it also sends these once, like the model.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from
@@ -158,17 +170,22 @@ def ensemble_sync(
     _require_fragments(num_fragments, sync_every, guard)
     if outer is None:
         fragments = None if num_fragments == 1 else num_fragments
-        _require_no_outer(outer_schedule=outer_schedule, merge=merge, num_fragments=fragments)
+        _require_no_outer(
+            outer_schedule=outer_schedule, merge=merge, num_fragments=fragments,
+            tokens_per_step=tokens_per_step,
+        )  # fmt: skip
         mean = ElasticMean(enough) if guard is None else GuardedElasticMean(guard, enough)
         return Method(grad_reduce, every, mean)
+    _require_above_0(tokens_per_step)
     if outer_schedule is not None:
         require_useful(outer_schedule, sync_every, num_fragments=num_fragments)
     if num_fragments == 1:
-        how = OuterElasticMean(_mean(guard, merge, enough), outer, outer_schedule)
+        how = OuterElasticMean(_mean(guard, merge, enough), outer, outer_schedule, tokens_per_step)
         return Method(grad_reduce, every, how)
     turn = InTurn(sync_every, num_fragments)
     inner = MeanFrom(enough) if merge is None else RadialDirectionalElasticMean(merge, enough)
-    return Method(grad_reduce, turn, OuterElasticFragments(inner, outer, outer_schedule, turn))
+    how = OuterElasticFragments(inner, outer, outer_schedule, turn, tokens_per_step)
+    return Method(grad_reduce, turn, how)
 
 
 def _quorum(
@@ -214,6 +231,12 @@ def _require_fragments(num_fragments: int, sync_every: int, guard: PseudoGradien
         raise UserError(
             "guard: it cannot be combined with num_fragments: leave one of the two out", key="guard"
         )
+
+
+def _require_above_0(tokens_per_step: float | None) -> None:
+    if tokens_per_step is not None and not 0 < tokens_per_step < math.inf:
+        fault = f"tokens_per_step = {tokens_per_step:g}: expected a number above 0"
+        raise UserError(fault, key="tokens_per_step", value=tokens_per_step)
 
 
 def _require_no_outer(**given: object) -> None:

@@ -50,25 +50,35 @@ class Died(Exception):
 class Plain:
     """All groups in one process: models as vectors, of which fragments `masks` are synchronized."""
 
-    def __init__(self, start: Tensor, masks: Sequence[Tensor], groups: int, make: MakeOptimizer) -> None:
-        self._masks = masks
+    def __init__(
+        self,
+        start: Tensor,
+        masks: Sequence[Tensor],
+        groups: int,
+        make: MakeOptimizer,
+        *,
+        by_steps: bool = False,
+    ) -> None:
+        self._masks, self._by_steps = masks, by_steps
         self.w = [start.clone() for _ in range(groups)]
         self._theta = [nn.Parameter(start[mask].clone()) for mask in masks]
         self._outer = [make([theta]) for theta in self._theta]
         self._base = [[start[mask].clone() for mask in masks] for _ in range(groups)]
         """For each group and fragment, the θ that it has seen last."""
+        self._steps = [[0 for _ in masks] for _ in range(groups)]
+        """For each group and fragment, the steps in its change."""
 
     def move(self, g: int, change: float) -> None:
         self.w[g] += change
+        self._steps[g] = [steps + 1 for steps in self._steps[g]]
 
     def synchronize(self, fragment: int | None, present: Sequence[int], counted: Sequence[int]) -> None:
         """Synchronize the groups `present`, of which those in `counted` count; None: all fragments."""
         for g in present:
             self._catch_up(g, counts=g in counted)
-        for p, mask in enumerate(self._masks):
+        for p in range(len(self._masks)):
             if fragment in (None, p):
-                mean = torch.stack([self.w[g][mask] for g in counted]).mean(0)
-                self._theta[p].grad = self._theta[p].detach() - mean
+                self._theta[p].grad = self._theta[p].detach() - self._mean(p, counted)
                 self._outer[p].step()
                 for g in present:
                     self._take(g, p)
@@ -78,10 +88,19 @@ class Plain:
         for p, mask in enumerate(self._masks):
             if not torch.equal(self._base[g][p], self._theta[p]):
                 change = self.w[g][mask] - self._base[g][p] if counts else 0.0
+                steps = self._steps[g][p] if counts else 0
                 self._take(g, p)
                 self.w[g][mask] += change
+                self._steps[g][p] = steps
+
+    def _mean(self, p: int, counted: Sequence[int]) -> Tensor:
+        steps = [self._steps[g][p] for g in counted]
+        weights = steps if self._by_steps and any(steps) else [1 for _ in counted]
+        models = (weight * self.w[g][self._masks[p]] for g, weight in zip(counted, weights, strict=True))
+        return torch.stack(list(models)).sum(0) / sum(weights)
 
     def _take(self, g: int, p: int) -> None:
+        self._steps[g][p] = 0
         self._base[g][p] = self._theta[p].detach().clone()
         self.w[g][self._masks[p]] = self._base[g][p]
 
@@ -220,13 +239,21 @@ def test_radial_directions_are_those_of_each_fragment(desk: Desk) -> None:
 class Story:
     """Three groups that synchronize one of F fragments after each step; group `LATE` misses some rounds."""
 
-    def __init__(self, desk: Desk, F: int, missed: range, ranks: Sequence[int], late_rounds: int) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        F: int,
+        missed: range,
+        ranks: Sequence[int],
+        late_rounds: int,
+        tokens_per_step: float | None = None,
+    ) -> None:
         self.F, self._missed, self._ranks, self._late_rounds = F, missed, ranks, late_rounds
-        self._desk = desk
+        self._desk, self._tokens_per_step = desk, tokens_per_step
         self.disturbed: int | None = None
         """The group whose θ changes by a rounding error before the late group returns."""
         self.rounds = 9
-        self.plain = Plain(*start_of(desk, F), 3, NESTEROV)
+        self.plain = Plain(*start_of(desk, F), 3, NESTEROV, by_steps=tokens_per_step is not None)
 
     def expected(self) -> dict[tuple[int, int], Tensor]:
         """Return the model of each group after each round, by (round, group)."""
@@ -249,6 +276,7 @@ class Story:
         def body(g: int, group: Communicator, alive: ElasticAverage) -> dict[tuple[int, int], Tensor]:
             how: dict[str, Any] = {"quorum": 2, "grace_s": GRACE, "late_rounds": self._late_rounds}
             how |= {"sync_every": self.F, "num_fragments": self.F, "outer": NESTEROV}
+            how |= {"tokens_per_step": self._tokens_per_step}
             moved = Moved(group, alive, torch.float64, **how)
             found: dict[tuple[int, int], Tensor] = {}
             t = 1
@@ -277,14 +305,19 @@ class Story:
             wait_for(lambda: LATE in at.membership.expected)
 
 
-@pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 1, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "tokens_per_step"), [((1, 1, 1), None), ((2, 1, 3), None), ((2, 1, 3), 2.0)]
+)
 @pytest.mark.parametrize("F", [2, 3, 4])
 @pytest.mark.parametrize("late_rounds", [2, 1])
 def test_a_late_group_brings_or_loses_what_it_missed_and_keeps_the_rest(
-    desk: Desk, ranks: tuple[int, ...], F: int, late_rounds: int
+    desk: Desk, ranks: tuple[int, ...], tokens_per_step: float | None, F: int, late_rounds: int
 ) -> None:
-    """It misses rounds 3 and 4. With two fragments it missed both, with four only half of them."""
-    story = Story(desk, F, range(3, 5), ranks, late_rounds)
+    """It misses rounds 3 and 4. With two fragments it missed both, with four only half of them.
+
+    By its tokens it weighs less than the others, which have made more steps meanwhile.
+    """
+    story = Story(desk, F, range(3, 5), ranks, late_rounds, tokens_per_step)
     expected = story.expected()
     for course in story.found():
         for place, model in course.items():
@@ -490,12 +523,17 @@ def test_a_synchronization_sends_one_fragment(desk: Desk, F: int, monkeypatch: p
 
 @pytest.mark.parametrize("merge", [None, RadialDirectional()])
 @pytest.mark.parametrize("F", [1, 4])
-def test_one_operation_sends_the_norms_of_all_fragments(F: int, merge: RadialDirectional | None) -> None:
+@pytest.mark.parametrize(("tokens_per_step", "numbers"), [(None, 1), (2.0, 2)])
+def test_one_operation_sends_the_norms_of_all_fragments(
+    F: int, merge: RadialDirectional | None, tokens_per_step: float | None, numbers: int
+) -> None:
+    """A group that has weights sends one more number for each fragment."""
     P, K, n = 5, 2, 4000
-    averager = hpcsgd.ensemble_sync(4, outer=NESTEROV, merge=merge, num_fragments=F).averager
+    how: dict[str, Any] = {"merge": merge, "num_fragments": F, "tokens_per_step": tokens_per_step}
+    averager = hpcsgd.ensemble_sync(4, outer=NESTEROV, **how).averager
     operations = list(comm_ops(averager, ModelLayout(P, K, (BucketLayout(n, n, 4),), layers=(n,))))
     alone = [x for x in operations if x.over == "replica_groups" and x.times == 1.0][: 1 if F == 1 else None]
-    assert [x.nbytes for x in alone] == [8 * P * (F + 2)]
+    assert [x.nbytes for x in alone] == [8 * P * (numbers * F + 2)]
     models = [x for x in operations if x.over == "replica_groups" and x.nbytes == n / F * 4 / K]
     assert sum(x.times for x in models) == 1.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from hpcsgd.comm import Communicator
 from hpcsgd.core.waits import Living, Quorum
 from hpcsgd.elastic.attempt import Outcome, outcome
 from hpcsgd.elastic.client import Client
+from hpcsgd.elastic.contribution import Facts
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.event_log import Event
@@ -305,6 +306,7 @@ class Rows:
     """What a rank of an FSDP model adds: its own rows, which have moved from `base` by `change`."""
 
     norms: Sequence[float] = (1.0,)
+    weights: Sequence[float] = ()
     part: int | None = None
     late_rounds = 2
 
@@ -313,13 +315,7 @@ class Rows:
         self.shared: Sequence[Tensor] = [torch.full((3 + rank,), base)]
         self._base = base
 
-    def __call__(
-        self,
-        norms: Mapping[int, Sequence[float]],
-        t: int,
-        part: int | None,
-        newest: Sequence[Tensor] = (),
-    ) -> Sequence[Tensor]:
+    def __call__(self, facts: Facts, newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
         base = [torch.full_like(x, self._base) for x in self.tensors]
         return rebased(self.tensors, base, newest) if newest else self.tensors
 

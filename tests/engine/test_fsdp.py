@@ -43,6 +43,7 @@ REFUSED = {
     "ensemble_sync",
     "ensemble_sync with a guard",
     "ensemble_sync, fragments",
+    "ensemble_sync, fragments by tokens",
     "ensemble_sync, radial-directional",
 }
 EQUAL = [label for label in REFERENCES if label not in BY_SHARDS | REFUSED]

@@ -18,6 +18,7 @@ from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.replica_groups import Contribution
 from hpcsgd.core.topology import Topology, form
+from hpcsgd.elastic.contribution import Facts
 from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
@@ -169,8 +170,11 @@ class AllAlive:
     ) -> None:
         brought: Sequence[Tensor | None] = w
         if contribution is not None:
-            norms = self.cross.gather_objects(contribution.norms)
-            brought = contribution(dict(enumerate(norms)), t, contribution.part)
+            norms, weights = (
+                dict(enumerate(self.cross.gather_objects(each)))
+                for each in (contribution.norms, contribution.weights)
+            )
+            brought = contribution(Facts(norms, weights, t, contribution.part))
         for x, mine in zip(w, brought, strict=True):
             if mine is None:
                 continue
@@ -286,6 +290,12 @@ REFERENCES: Mapping[str, Case] = {
     "ensemble_sync, fragments": Case(
         "ensemble_sync",
         lambda: {"sync_every": EVERY, "outer": NESTEROV, "num_fragments": 2},
+        local(lambda P: in_turn(EVERY, 2, 0, blended(0.0), NESTEROV, fewest=1)),
+        form=replica_groups,
+    ),
+    "ensemble_sync, fragments by tokens": Case(
+        "ensemble_sync",
+        lambda: {"sync_every": EVERY, "outer": NESTEROV, "num_fragments": 2, "tokens_per_step": 3.0},
         local(lambda P: in_turn(EVERY, 2, 0, blended(0.0), NESTEROV, fewest=1)),
         form=replica_groups,
     ),

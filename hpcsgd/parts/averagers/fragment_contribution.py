@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Protocol
 
 from torch import Tensor
 
 from hpcsgd.comm import phase
 from hpcsgd.core.norm import squared_norm, sum_on_host
+from hpcsgd.core.replica_groups import Facts
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.waits import Quorum
 from hpcsgd.parts.averagers.by_tensor import ByTensor
@@ -21,6 +23,7 @@ from hpcsgd.parts.averagers.radial_directional import (
     plain_tensors,
     to_directions,
 )
+from hpcsgd.parts.averagers.token_weights import factor_of, scaled
 
 
 class Part(Protocol):
@@ -100,7 +103,8 @@ class FragmentsContribution:
     """What group `index` adds to an average: its fragments `parts`, whose θ is `theta`.
 
     `shared`: for each fragment, what is the same in all groups. `part`: the index of the fragment that is
-    due for this group; None: all of them.
+    due for this group; None: all of them. `weights`: the group's weight in the mean of each fragment, or
+    nothing if all groups weigh alike.
     """
 
     def __init__(
@@ -111,13 +115,16 @@ class FragmentsContribution:
         shared: Sequence[Sequence[Tensor]],
         quorum: Quorum | None,
         part: int | None,
+        weights: Sequence[float],
     ) -> None:
         self._index, self.parts, self.part, self._theta, self._shared = index, parts, part, theta, shared
+        self.weights = weights
         self.norms: Sequence[float] = [each.norm for each in parts]
         self.shared: Sequence[Tensor] = [x for each in shared for x in each]
         self.late_rounds = quorum.late_rounds if quorum is not None else 0
         self.buffers: Sequence[Tensor] = ()
-        """Tensors that every round averages, in addition to the fragments."""
+        """Tensors that every round averages, in addition to the fragments. The share of a group in their mean
+        is its mean share in the fragments that the round averages."""
         self.t, self.counts = 0, False
         """The updates that the groups have done; and True if this group counts in the round."""
         self.moved = [0] * len(parts)
@@ -136,14 +143,10 @@ class FragmentsContribution:
         """Return whether the round averages fragment `p`."""
         return self._averaged in (None, p)
 
-    def __call__(
-        self,
-        norms: Mapping[int, Sequence[float]],
-        t: int,
-        part: int | None,
-        newest: Sequence[Tensor] = (),
-    ) -> Sequence[Tensor | None]:
-        self.t, self._averaged, self.counts = t, part, self._index in norms
+    def __call__(self, facts: Facts, newest: Sequence[Tensor] = ()) -> Sequence[Tensor | None]:
+        norms = facts.norms
+        self.t, self._averaged, self.counts = facts.t, facts.part, self._index in norms
+        factors = [factor_of(facts.weights, self._index, p) for p in range(len(self.parts))]
         found: list[Tensor | None] = []
         rest = iter(newest)
         for p, (each, theta, shared) in enumerate(zip(self.parts, self._theta, self._shared, strict=True)):
@@ -152,7 +155,8 @@ class FragmentsContribution:
             if not self.averages(p):
                 found += [None] * len(each.tensors)
             elif newest and each.is_model:
-                found += rebased(each.tensors, theta, theirs[: len(theta)])
+                found += scaled(rebased(each.tensors, theta, theirs[: len(theta)]), factors[p])
             else:
-                found += each.tensors
-        return [*found, *self.buffers]
+                found += scaled(each.tensors, factors[p])
+        of_buffers = fmean(x for p, x in enumerate(factors) if self.averages(p))
+        return [*found, *scaled(self.buffers, of_buffers)]

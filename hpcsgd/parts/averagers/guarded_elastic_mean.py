@@ -13,6 +13,8 @@ Differences from `guarded`:
 - A group keeps only its own history. So groups may leave and return. A group that returns has a new history.
 - There is no limit φ of the mean change, because a group that returns does not know θ.
 - Float buffers are averaged with the same weights.
+- Groups may also have weights w_g by their tokens (`token_weights`). Then a_g is proportional to
+  w_g·exp(−G_g/τ).
 - If a round has only one group, that group is not left out.
 - For a late group, G_g is the norm of its change from the θ that it started from, not from the newest θ.
 """
@@ -21,12 +23,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
-from hpcsgd.comm import accumulation_dtype
+from hpcsgd.core.replica_groups import Facts
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
@@ -39,6 +40,7 @@ from hpcsgd.parts.averagers.elastic_mean import (
     rebased,
 )
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import NormHistory, PseudoGradientPenalty
+from hpcsgd.parts.averagers.token_weights import scaled
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +77,11 @@ class GuardedElasticMean:
         return found
 
     def average_from(
-        self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
+        self,
+        theta: Sequence[Tensor],
+        s: StepContext,
+        shared: Sequence[Tensor] = (),
+        weights: Sequence[float] = (),
     ) -> tuple[int, int]:
         """Average the models, `theta` after the last synchronization, with the weights of the guard.
 
@@ -86,9 +92,9 @@ class GuardedElasticMean:
         outlier = self._history.is_outlier(norm, self.guard)
         late = self.quorum is not None and self.quorum.late_rounds > 0
         began = [x.clone() for x in theta] if late else theta  # a late group gets the others' θ in `theta`
-        weighted = _Weighted(
-            self.guard, self.quorum, s.topology.replica_groups.index, math.inf if outlier else norm, shared
-        )
+        index = s.topology.replica_groups.index
+        tested = math.inf if outlier else norm
+        weighted = _Weighted(self.guard, self.quorum, index, tested, shared, weights)
 
         def average(w: list[Tensor]) -> None:
             buffers = w[len(before) :]
@@ -99,20 +105,24 @@ class GuardedElasticMean:
             self._buffers = [x.clone() for x in buffers]
 
         average_with_buffers(s, average)
-        out = weighted.counts and s.topology.replica_groups.index not in weighted.weights
+        out = weighted.counts and index not in weighted.shares
         s.metrics["groups_left_out"] = float(weighted.left_out)
-        s.metrics["min_weight"] = min(weighted.weights.values(), default=0.0)
+        s.metrics["min_weight"] = min(weighted.shares.values(), default=0.0)
         s.metrics["distance"] = distance_of_group(s, [x.clone() for x in began] if out else before)
-        self._report(norm, out=out, all_out=not weighted.weights, s=s)
-        if weighted.counts and math.isfinite(norm) and not (out and weighted.weights):
+        self._report(norm, out=out, all_out=not weighted.shares, s=s)
+        if weighted.counts and math.isfinite(norm) and not (out and weighted.shares):
             self._history = self._history.including(norm, self.guard)
-        return len(weighted.weights) if weighted.moved else 0, weighted.t
+        return len(weighted.shares) if weighted.moved else 0, weighted.t
 
     def memory_bytes(self, m: ModelLayout) -> float:
         return sum(b.used * b.width for b in m.buckets) / (m.K if m.sharded else 1)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         yield allreduce("replica_groups", FLOAT64 * m.P * 3)
+        yield from self.part_ops(m)
+
+    def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        """Yield the operations of the average, without the message by which groups learn of each other."""
         yield from ElasticMean().comm_ops(m)
 
     def state_dict(self) -> State:
@@ -145,7 +155,8 @@ class GuardedElasticMean:
 class _Weighted:
     """The contribution of group `index` to a mean in which all groups have the weights of `guard`.
 
-    `norm`: the norm of the group's change; infinite if the group is to be left out.
+    `norm`: the norm of the group's change; infinite if the group is to be left out. `weights`: the group's
+    further weight, or nothing.
     """
 
     part: int | None = None
@@ -157,8 +168,9 @@ class _Weighted:
         index: int,
         norm: float,
         shared: Sequence[Tensor],
+        weights: Sequence[float],
     ) -> None:
-        self._guard, self._index, self.shared = guard, index, shared
+        self._guard, self._index, self.shared, self.weights = guard, index, shared, weights
         self.norms: Sequence[float] = [norm]
         self.late_rounds = quorum.late_rounds if quorum is not None else 0
         self.tensors: Sequence[Tensor] = ()
@@ -166,8 +178,8 @@ class _Weighted:
         self.last_buffers: Sequence[Tensor] = ()
         """The model and the buffers after the last synchronization, which are averaged if all groups are left
         out."""
-        self.weights: dict[int, float] = {}
-        """The weights of the groups that are not left out, by group."""
+        self.shares: dict[int, float] = {}
+        """The weights a_g of the groups that are not left out, by group."""
         self.left_out = self.t = 0
         """The number of groups that are left out, and the updates that the groups have done."""
         self.moved = False
@@ -175,37 +187,30 @@ class _Weighted:
         self.counts = False
         """True if this group takes part in the round, even if it is left out of the mean."""
 
-    def __call__(
-        self,
-        norms: Mapping[int, Sequence[float]],
-        t: int,
-        part: int | None,
-        newest: Sequence[Tensor] = (),
-    ) -> Sequence[Tensor]:
+    def __call__(self, facts: Facts, newest: Sequence[Tensor] = ()) -> Sequence[Tensor]:
         """Return this group's tensors, scaled so that their plain mean over groups is the weighted mean.
 
-        The factor is the group's weight times the number of groups in `norms`. If all groups are left out,
+        The factor is the group's weight times the number of groups in the mean. If all groups are left out,
         each returns the model and the buffers of the last synchronization.
         """
-        alone, self.t = len(norms) == 1, t
+        norms, self.t = facts.norms, facts.t
+        alone = len(norms) == 1
         kept = [g for g, (G,) in norms.items() if math.isfinite(G) or alone]
-        found = [1.0] if alone else self._guard.weights([norms[g][0] for g in kept]) if kept else []
-        self.weights = dict(zip(kept, found, strict=True))
+        self.shares = dict.fromkeys(kept, 1.0) if alone else self._shares_of(kept, facts)
         self.moved = any(norms[g][0] for g in kept)
         self.left_out, self.counts = len(norms) - len(kept), self._index in norms
         M = len(self.theta)
         if not kept:
             return [*(newest[:M] or self.theta), *self.last_buffers]
-        factor = self.weights.get(self._index, 0.0) * len(norms)
+        factor = self.shares.get(self._index, 0.0) * len(norms)
         model, buffers = self.tensors[:M], self.tensors[M:]
         if newest:
             model = rebased(model, self.theta, newest[:M])
-        return [_times(x, factor) for x in (*model, *buffers)]
+        return scaled([*model, *buffers], factor)
 
-
-def _times(x: Tensor, factor: float) -> Tensor:
-    """Return `factor`·x in the dtype of sums. With factor 0 the result is 0, even if x is not finite."""
-    if factor == 1:
-        return x
-    wide = x.to(accumulation_dtype(x.dtype))
-    return wide * factor if factor else torch.zeros_like(wide)
+    def _shares_of(self, kept: Sequence[int], facts: Facts) -> dict[int, float]:
+        """Return the weights a_g of the groups `kept`; they add up to 1."""
+        shares = self._guard.weights([facts.norms[g][0] for g in kept]) if kept else []
+        both = [a * w for a, g in zip(shares, kept, strict=True) for w in facts.weights[g]]
+        total = math.fsum(both)
+        return dict(zip(kept, [x / total for x in both] if total else shares, strict=True))

@@ -16,6 +16,9 @@ group i:
     W_i,p ← θ_p − (θ_i,p − W_i,p)      if group i counts in this round
     W_i,p ← θ_p                        otherwise
 
+In the mean, groups may be weighted by their steps and tokens since they last received the fragment, as in
+`token_weights`. A group receives it when it is synchronized, or when the group returns and loses its change.
+
 A synchronization at which groups evaluate or save the model has all fragments. So has one outside the turn,
 such as the first one and that at the end of an epoch.
 """
@@ -40,6 +43,7 @@ from hpcsgd.parts.averagers.fragments import Fragment, fragments, put_together
 from hpcsgd.parts.averagers.outer_elastic_mean import MeanFrom, facts_op
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
 from hpcsgd.parts.averagers.radial_directional_elastic import RadialDirectionalElasticMean
+from hpcsgd.parts.averagers.token_weights import TokenWeights
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
 
 
@@ -57,9 +61,10 @@ class Turn(Protocol):
 class OuterElasticFragments:
     """The averager `inner`, followed by an outer step, for the fragments that `turn` lists.
 
-    The step is that of `OuterStep(make_optimizer, schedule)`, with a state of its own for each fragment. The
-    metric `distance` covers all fragments, each as of its last synchronization. A fragment that this group
-    has not synchronized yet counts 0.
+    The step is that of `OuterStep(make_optimizer, schedule)`, with a state of its own for each fragment. In
+    the mean, groups have the weights of `TokenWeights(tokens_per_step)`. The metric `distance` covers all
+    fragments, each as of its last synchronization. A fragment that this group has not synchronized yet counts
+    0.
     """
 
     def __init__(
@@ -68,8 +73,10 @@ class OuterElasticFragments:
         make_optimizer: MakeOptimizer,
         schedule: OuterSchedule | None,
         turn: Turn,
+        tokens_per_step: float | None = None,
     ) -> None:
         self.inner, self.turn, self.traits = inner, turn, inner.traits
+        self.tokens_per_step, self._weights = tokens_per_step, TokenWeights(tokens_per_step, turn.F)
         self.make_optimizer, self.schedule = make_optimizer, schedule
         self.outers = [OuterStep(make_optimizer, schedule) for _ in range(turn.F)]
         self.outers[0].require_shareable()
@@ -84,6 +91,8 @@ class OuterElasticFragments:
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self._start(s)
         self._updated = s.t > 0  # it is 0 before the first synchronization of a run
+        if self._updated:
+            self._weights.count_step()
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
@@ -101,11 +110,14 @@ class OuterElasticFragments:
             new = [x.to(w.dtype, copy=True) for x, w in zip(outer.theta, models[p], strict=True)]
             if added.averages(p):
                 self._step(p, added, new, s)
+                self._weights.received(p)
                 new = outer.theta
             elif not changed[p]:
                 continue
             elif added.counts:
                 new = rebased(models[p], old[p], new)
+            else:
+                self._weights.received(p)
             for mine, x in self._cut[p].parts(self._whole, new):
                 mine.copy_(x)
         s.metrics["distance"] = sum(self._squared) ** 0.5
@@ -117,7 +129,7 @@ class OuterElasticFragments:
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations of a synchronization of one fragment, as a mean over the fragments."""
         F = self.turn.F
-        yield facts_op(m, F)
+        yield facts_op(m, F + len(self._weights.own))
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
             part = replace(m, buckets=tuple(BucketLayout(n, n, width) for n, width in counts))
@@ -135,12 +147,14 @@ class OuterElasticFragments:
             pieces = [(cut, state.sharded[name]) for cut, state in having if name in state.sharded]
             vectors[name] = put_together(self._whole, pieces)
         rests = [state.replicated["rest"] for state in states]
-        replicated = {"rest": rests[0], "rests": rests, "names": [list(state.sharded) for state in states]}
+        names_of = [list(state.sharded) for state in states]
+        replicated = {"rest": rests[0], "rests": rests, "names": names_of, **self._weights.state()}
         return State(replicated=replicated, sharded=vectors)
 
     def load_state_dict(self, state: State) -> None:
         """Store `state`; the next step or synchronization loads it into θ and the outer optimizers."""
         self._saved, self._cut = state, []
+        self._weights.load(state.replicated)
 
     def _start(self, s: StepContext) -> None:
         if self._cut:
@@ -166,7 +180,9 @@ class OuterElasticFragments:
         parts = [self.inner.part(cut.cuts, w, theta, s) for cut, w, theta in pieces]
         shared = [outer.shared() for outer in self.outers]
         index = s.topology.replica_groups.index
-        added = FragmentsContribution(index, parts, old, shared, self.inner.quorum, next(iter(due), None))
+        added = FragmentsContribution(
+            index, parts, old, shared, self.inner.quorum, next(iter(due), None), self._weights.own
+        )
 
         def average(w: list[Tensor]) -> None:
             added.buffers = w[len(s.buckets) :]
@@ -207,7 +223,7 @@ def changed_fragments(
 
 def _of_fragment(saved: State, p: int, cut: Sequence[Fragment], whole: Sequence[Tensor]) -> State:
     """Return the state of fragment `p` in `saved`, which may have another number of fragments."""
-    if not saved.replicated:
+    if "rest" not in saved.replicated:  # it was saved before the first step
         return State()
     same, F = saved.replicated, len(cut)
     names = same.get("names", [list(saved.sharded)])  # without it, the state is that of the whole model

@@ -18,7 +18,8 @@ Differences from the paper, of which we read two implementations by others:
 
 - The paper prints the mean of v_m as radial factor, which is a vector. Both implementations take the mean of
   the norms.
-- All groups have the weight 1, as in the plain mean. The paper weighs learners by their tokens.
+- All groups have the weight 1, as in the plain mean. The paper weighs learners by their tokens; in
+  `ensemble_sync` groups are weighted so with `tokens_per_step`.
 - ε is 10⁻¹² for float64, as in the implementations, and 1.2·10⁻⁷ for float32, which rounds sums of
   directions by that much. If changes are small compared with θ, rounding of the models leaves more of
   directions that cancel.

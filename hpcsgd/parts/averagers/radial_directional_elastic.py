@@ -6,6 +6,8 @@ this round:
     v_m = W_m − θ
     W ← θ + v                 for every group, where v is the average of v_1 … v_M
 
+With `tokens_per_step`, all means are weighted by the groups' tokens, as in the paper (`token_weights`).
+
 In one round the groups average the directions φ(v_m), the norms ‖v_m‖ and float buffers, so that either all
 groups have all of these or none has. Every group has θ, because the outer optimizer gives it to groups that
 return. A late group adds its own change, from the θ from which it trained, when it returns.
@@ -31,7 +33,7 @@ from hpcsgd.core.waits import Quorum
 from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
 from hpcsgd.parts.averagers.fragment_contribution import RadialPart
-from hpcsgd.parts.averagers.outer_elastic_mean import PlainContribution, facts_op
+from hpcsgd.parts.averagers.outer_elastic_mean import PlainContribution
 from hpcsgd.parts.averagers.radial_directional import (
     PHASE,
     RadialDirectional,
@@ -59,12 +61,16 @@ class RadialDirectionalElasticMean:
             plain_tensors(self.merge, ByTensor.of_buckets(s.buckets), s)  # raises an error for a wrong name
 
     def average_from(
-        self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()
+        self,
+        theta: Sequence[Tensor],
+        s: StepContext,
+        shared: Sequence[Tensor] = (),
+        weights: Sequence[float] = (),
     ) -> tuple[int, int]:
         """Average the groups' models, which were `theta` after their last synchronization. Collective.
 
         Returns the number of groups in the mean (0 if no model has changed), and the step of the groups that
-        have missed no round. `AveragesFrom` describes `shared`.
+        have missed no round. `AveragesFrom` describes `shared` and `weights`.
         """
         models = [b.parameters for b in s.buckets]
         before = [w.clone() for w in models]
@@ -73,7 +79,9 @@ class RadialDirectionalElasticMean:
         changes = changes_of(models, theta)
         with phase(PHASE):
             radii = tensors.norms(changes, group)
-        contribution = PlainContribution(radii.square().sum().sqrt().item(), shared, self.quorum)
+        norm = radii.square().sum().sqrt().item()
+        index = s.topology.replica_groups.index
+        contribution = PlainContribution(index, norm, shared, self.quorum, weights)
         radii = radii.to(changes[0].device)
         tensors.scale(changes, to_directions(radii, plain))
 
@@ -102,10 +110,6 @@ class RadialDirectionalElasticMean:
         synchronization. `cuts` says for each bucket where the fragment is. Collective in a sharded group.
         """
         return RadialPart(self.merge, cuts, w, theta, s)
-
-    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield facts_op(m)
-        yield from self.part_ops(m)
 
     def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations that average a fragment `m` of the model.
