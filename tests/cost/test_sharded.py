@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,14 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from cost.test_memory import apart
 from hpcsgd.comm import Communicator
+from hpcsgd.core.replica_groups import Absent, Contribution
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.memory import kept, one_block
 from hpcsgd.cost.overlap import among_blocks
 from hpcsgd.cost.traffic import BY_TORCH, by_muon, by_torch, of_step
+from hpcsgd.elastic.contribution import Facts
 from hpcsgd.engine.muon_by_rows import periods
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
@@ -32,12 +34,14 @@ from hpcsgd.methods import (
     bsp,
     delayed,
     diloco,
+    ensemble_sync,
     hierarchical,
     selsync,
     sgp,
     streaming,
 )
 from hpcsgd.models.sharded import fsdp_units, fully_shard
+from hpcsgd.parts.averagers import NESTEROV, PseudoGradientPenalty, RadialDirectional
 from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from hpcsgd.train.training_profile import state_of
@@ -86,8 +90,35 @@ METHODS: dict[str, Callable[[], Method]] = {
     "sgp": sgp,
     "streaming": lambda: streaming(diloco(EVERY), 3, 1),
 }
+OF_JOBS: dict[str, Callable[[], Method]] = {
+    "ensemble_sync": lambda: ensemble_sync(EVERY),
+    "guarded": lambda: ensemble_sync(EVERY, guard=PseudoGradientPenalty()),
+    "outer": lambda: ensemble_sync(EVERY, outer=NESTEROV, tokens_per_step=8),
+    "guarded, outer": lambda: ensemble_sync(EVERY, outer=NESTEROV, guard=PseudoGradientPenalty()),
+    "radial-directional": lambda: ensemble_sync(EVERY, outer=NESTEROV, merge=RadialDirectional()),
+    "fragments": lambda: ensemble_sync(EVERY, outer=NESTEROV, num_fragments=3, tokens_per_step=8),
+    "radial-directional fragments": lambda: ensemble_sync(
+        EVERY, outer=NESTEROV, num_fragments=3, merge=RadialDirectional()
+    ),
+}
+"""Methods whose groups are jobs of their own."""
 ALWAYS = 1.0
 """The sync rate of selsync with a threshold of 0."""
+
+
+class Alone(Absent):
+    """Replica groups of which all others have died."""
+
+    def mean(
+        self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
+    ) -> None:
+        if contribution is not None:
+            contribution(Facts({0: contribution.norms}, {0: contribution.weights}, t, contribution.part))
+
+
+def placed(world: Communicator, P: int, method: str) -> Topology:
+    topology = form(world, P)
+    return replace(topology, replica_groups=Alone()) if method in OF_JOBS else topology
 
 
 def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) -> ModelLayout:
@@ -161,7 +192,7 @@ def trained(
 
 
 def seen(world: Communicator, P: int, method: str) -> Seen:
-    steps = trained(form(world, P), METHODS[method]())
+    steps = trained(placed(world, P, method), {**METHODS, **OF_JOBS}[method]())
     next(steps).state_dict()  # exclude what is sent only once
     world.barrier()
     before, distances = world.stats.totals(), []
@@ -180,9 +211,12 @@ def seen(world: Communicator, P: int, method: str) -> Seen:
 @pytest.mark.parametrize(
     ("method", "P", "K"),
     [
-        pytest.param(m, P, K, marks=[] if (P, K) == (2, 2) else [pytest.mark.long])
-        for m in METHODS
-        for P, K in [(1, 2), (2, 1), (2, 2), (1, 4), (2, 4), (4, 2)]
+        *(
+            pytest.param(m, P, K, marks=[] if (P, K) == (2, 2) else [pytest.mark.long])
+            for m in METHODS
+            for P, K in [(1, 2), (2, 1), (2, 2), (1, 4), (2, 4), (4, 2)]
+        ),
+        *((m, 1, 2) for m in OF_JOBS),
     ],
 )
 def test_bytes_are_those_of_the_stats_and_of_torch(run, method: str, P: int, K: int) -> None:
@@ -191,10 +225,11 @@ def test_bytes_are_those_of_the_stats_and_of_torch(run, method: str, P: int, K: 
     m = sizes(net, P, K, optim.AdamW([p for p in net.parameters() if p.requires_grad]))
     expected, torchs = defaultdict[str, float](float), Counter[tuple[str, int]]()
     names = {"allgather": "all_gather_single", "reduce_scatter": "reduce_scatter_single"}
-    for x in of_step(StepPlan.of(METHODS[method](), by_torch=True), m, sync_rate=ALWAYS):
+    made = {**METHODS, **OF_JOBS}[method]()
+    for x in of_step(StepPlan.of(made, by_torch=True), m, sync_rate=ALWAYS):
         if x.phase == BY_TORCH:
             torchs[names[x.operation], int(x.nbytes)] += 1
-        else:
+        elif x.over != "replica_groups":  # the stats do not count those
             expected[x.phase] += (
                 x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
             )

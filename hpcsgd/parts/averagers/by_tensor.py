@@ -68,15 +68,19 @@ class ByTensor:
 
         With `ranks` the norms include the parts that those ranks have: collective, with 8 bytes per tensor.
         """
+        squared = self.squares(vectors)
+        if ranks is not None:
+            ranks.allreduce(squared).wait()
+        return squared.sqrt()
+
+    def squares(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Return the squared norm of each tensor in `vectors` of this rank, as float64 on the host."""
         total = [0.0] * len(self.slots)
         parts = [squared_norm(x) for _, x in self.views(vectors)]
         squares: list[float] = as_vector(parts).tolist() if parts else []
         for part, square in zip(self.parts, squares, strict=True):
             total[part.tensor] += square
-        squared = torch.tensor(total, dtype=torch.float64, device="cpu")
-        if ranks is not None:
-            ranks.allreduce(squared).wait()
-        return squared.sqrt()
+        return torch.tensor(total, dtype=torch.float64, device="cpu")
 
     def scale(self, vectors: Sequence[Tensor], factors: Sequence[float]) -> None:
         """Multiply each tensor in `vectors` by its factor; 0 for 0, also if the tensor is not finite."""

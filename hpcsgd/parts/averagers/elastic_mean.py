@@ -18,7 +18,7 @@ from hpcsgd.comm import accumulation_dtype, phase
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import StepContext
-from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import Living, Quorum
 from hpcsgd.parts.averagers.flattened import average_flattened, require_same_layout
 
@@ -54,6 +54,7 @@ class ElasticMean:
         yield from (allreduce("intra_group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)
         yield allreduce("replica_groups", model / m.K)
+        yield from norm_ops(m)  # of the distance
 
 
 def average_with_buffers(s: StepContext, average: Callable[[list[Tensor]], None]) -> None:
@@ -77,6 +78,12 @@ def rebased(w: Sequence[Tensor], base: Sequence[Tensor], newest: Sequence[Tensor
         x.to(accumulation_dtype(x.dtype)).sub(b).add_(n.to(x.device, x.dtype))
         for x, b, n in zip(w, base, newest, strict=True)
     ]
+
+
+def norm_ops(m: ModelLayout, norms: int = 1) -> Iterator[CommOp]:
+    """Yield the operation by which the ranks of a sharded group learn `norms` norms, each over all ranks."""
+    if m.sharded:
+        yield allreduce("intra_group", FLOAT64 * norms)
 
 
 def distance_of_group(s: StepContext, models: Iterable[Tensor]) -> float:

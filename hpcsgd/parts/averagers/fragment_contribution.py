@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hpcsgd.comm import phase
@@ -50,44 +51,43 @@ class Part(Protocol):
 
 
 class MeanPart:
-    """A fragment of which the plain mean is taken: its model `w`, which was `theta`."""
+    """A fragment of which the mean is taken: its model `w`, with the `norm` of its change."""
 
     is_model = True
 
-    def __init__(self, w: Sequence[Tensor], theta: Sequence[Tensor], s: StepContext) -> None:
-        self.tensors = w
-        squared = sum_on_host(squared_norm(x - y) for x, y in zip(w, theta, strict=True))
-        if s.sharded:
-            s.topology.intra_group.allreduce(squared).wait()
-        self.norm = squared.sqrt().item()
+    def __init__(self, w: Sequence[Tensor], norm: float) -> None:
+        self.tensors, self.norm = w, norm
 
     def merged(self, theta: Sequence[Tensor], s: StepContext) -> Sequence[Tensor]:
         return self.tensors
 
 
-class RadialPart:
-    """A fragment of which the radial-directional average `merge` is taken; `cuts` say where it is.
+def mean_parts(
+    models: Sequence[Sequence[Tensor]], theta: Sequence[Sequence[Tensor]], s: StepContext
+) -> Sequence[MeanPart]:
+    """Return the fragments `models`, which were `theta`. Collective in a sharded group."""
+    pairs = (zip(w, old, strict=True) for w, old in zip(models, theta, strict=True))
+    squares = torch.stack([sum_on_host(squared_norm(x - y) for x, y in pair) for pair in pairs])
+    if s.sharded:
+        s.topology.intra_group.allreduce(squares).wait()
+    return [MeanPart(w, norm) for w, norm in zip(models, squares.sqrt().tolist(), strict=True)]
 
-    A tensor that two fragments share has a direction in each of them.
+
+class RadialPart:
+    """A fragment of which the radial-directional average is taken: its `changes`, in the tensors `places`.
+
+    `radii` are the norms of its tensors' changes. The tensors in `plain` take the plain mean. A tensor that
+    two fragments share has a direction in each of them.
     """
 
     is_model = False
 
     def __init__(
-        self,
-        merge: RadialDirectional,
-        cuts: Sequence[Sequence[slice]],
-        w: Sequence[Tensor],
-        theta: Sequence[Tensor],
-        s: StepContext,
+        self, places: ByTensor, plain: frozenset[int], changes: Sequence[Tensor], radii: Tensor
     ) -> None:
-        self._places = ByTensor.of_buckets(s.buckets, cuts)
-        self._plain = plain_tensors(merge, self._places, s)
-        self._changes = changes_of(w, theta)
-        with phase(PHASE):
-            radii = self._places.norms(self._changes, s.topology.intra_group if s.sharded else None)
+        self._places, self._plain, self._changes = places, plain, changes
         self.norm = radii.square().sum().sqrt().item()
-        self._radii = radii.to(w[0].device)
+        self._radii = radii.to(changes[0].device)
         self._places.scale(self._changes, to_directions(radii, self._plain))
         self.tensors = [*self._changes, self._radii]
 
@@ -97,6 +97,28 @@ class RadialPart:
         factors, _ = from_directions(self._radii, lengths, self._plain, self._places.slots)
         self._places.scale(self._changes, factors)
         return [change.add_(x).to(x.dtype) for change, x in zip(self._changes, theta, strict=True)]
+
+
+def radial_parts(
+    merge: RadialDirectional,
+    cuts: Sequence[Sequence[Sequence[slice]]],
+    models: Sequence[Sequence[Tensor]],
+    theta: Sequence[Sequence[Tensor]],
+    s: StepContext,
+) -> Sequence[RadialPart]:
+    """Return the fragments `models`, which were `theta`; `cuts` say where they are.
+
+    Collective in a sharded group: one allreduce has the norms in all fragments.
+    """
+    places = [ByTensor.of_buckets(s.buckets, of_fragment) for of_fragment in cuts]
+    plain = plain_tensors(merge, places[0], s)
+    changes = [changes_of(w, old) for w, old in zip(models, theta, strict=True)]
+    squares = torch.stack([each.squares(x) for each, x in zip(places, changes, strict=True)])
+    if s.sharded:
+        with phase(PHASE):
+            s.topology.intra_group.allreduce(squares).wait()
+    parts = zip(places, changes, squares.sqrt(), strict=True)
+    return [RadialPart(each, plain, x, radii) for each, x, radii in parts]
 
 
 class FragmentsContribution:

@@ -37,6 +37,7 @@ from hpcsgd.parts.averagers.elastic_mean import (
     ElasticMean,
     average_with_buffers,
     distance_of_group,
+    norm_ops,
     rebased,
 )
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import NormHistory, PseudoGradientPenalty
@@ -118,8 +119,13 @@ class GuardedElasticMean:
         return sum(b.used * b.width for b in m.buckets) / (m.K if m.sharded else 1)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield from self.norm_ops(m, 1)
         yield allreduce("replica_groups", FLOAT64 * m.P * 3)
         yield from self.part_ops(m)
+
+    def norm_ops(self, m: ModelLayout, parts: int) -> Iterator[CommOp]:
+        """Yield the operation by which a sharded group learns the norm of its change."""
+        yield from norm_ops(m, parts)
 
     def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations of the average, without the message by which groups learn of each other."""

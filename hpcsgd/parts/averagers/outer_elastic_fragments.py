@@ -35,7 +35,7 @@ from torch import Tensor
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
-from hpcsgd.core.traffic import BucketLayout, CommOp, ModelLayout
+from hpcsgd.core.traffic import BucketLayout, CommOp, ModelLayout, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers.elastic_mean import average_with_buffers, rebased
 from hpcsgd.parts.averagers.fragment_contribution import FragmentsContribution
@@ -129,12 +129,15 @@ class OuterElasticFragments:
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations of a synchronization of one fragment, as a mean over the fragments."""
         F = self.turn.F
+        yield from self.inner.norm_ops(m, F)
         yield facts_op(m, F + len(self._weights.own))
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
             part = replace(m, buckets=tuple(BucketLayout(n, n, width) for n, width in counts))
             for x in self.inner.part_ops(part):
                 yield replace(x, times=x.times / F)
+        if m.sharded:
+            yield allreduce("intra_group", 4 * F)  # which fragments have changed, as 32-bit integers
 
     def state_dict(self) -> State:
         if not self._cut:
@@ -176,8 +179,7 @@ class OuterElasticFragments:
         """Average the fragments on which the groups agree; return what this group has added. Collective."""
         due = self.turn.at(s.t) if self._updated else []
         self._updated = False
-        pieces = zip(self._cut, models, old, strict=True)
-        parts = [self.inner.part(cut.cuts, w, theta, s) for cut, w, theta in pieces]
+        parts = self.inner.fragment_parts([cut.cuts for cut in self._cut], models, old, s)
         shared = [outer.shared() for outer in self.outers]
         index = s.topology.replica_groups.index
         added = FragmentsContribution(

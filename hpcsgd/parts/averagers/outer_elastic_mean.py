@@ -38,9 +38,10 @@ from hpcsgd.parts.averagers.elastic_mean import (
     ElasticMean,
     average_with_buffers,
     distance_of_group,
+    norm_ops,
     rebased,
 )
-from hpcsgd.parts.averagers.fragment_contribution import MeanPart
+from hpcsgd.parts.averagers.fragment_contribution import MeanPart, mean_parts
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
 from hpcsgd.parts.averagers.token_weights import TokenWeights, factor_of, scaled
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
@@ -69,8 +70,12 @@ class AveragesFrom(Protocol):
         """
         ...
 
+    def norm_ops(self, m: ModelLayout, parts: int) -> Iterable[CommOp]:
+        """Return the operations by which a sharded group learns the norms of its change in each part."""
+        ...
+
     def part_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Return the operations that average the model `m`, without the message of `facts_op`."""
+        """Return the operations that then average the model or part `m`, without that of `facts_op`."""
         ...
 
 
@@ -104,17 +109,23 @@ class MeanFrom:
         s.metrics["distance"] = distance_of_group(s, before)
         return plain.moved, plain.t
 
-    def part(
-        self, cuts: Sequence[Sequence[slice]], w: Sequence[Tensor], theta: Sequence[Tensor], s: StepContext
-    ) -> MeanPart:
-        """Return the fragment `w` of this group's model, which was `theta` after its last synchronization.
+    def fragment_parts(
+        self,
+        cuts: Sequence[Sequence[Sequence[slice]]],
+        models: Sequence[Sequence[Tensor]],
+        theta: Sequence[Sequence[Tensor]],
+        s: StepContext,
+    ) -> Sequence[MeanPart]:
+        """Return the fragments `models` of this group, which were `theta` after their last synchronizations.
 
-        `cuts` says for each bucket where the fragment is.
+        `cuts` says for each fragment and bucket where it is. Collective in a sharded group.
         """
-        return MeanPart(w, theta, s)
+        return mean_parts(models, theta, s)
+
+    def norm_ops(self, m: ModelLayout, parts: int) -> Iterator[CommOp]:
+        yield from norm_ops(m, parts)
 
     def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations that average a fragment `m`, without the message that `facts_op` describes."""
         yield from ElasticMean().comm_ops(m)
 
 
@@ -206,6 +217,7 @@ class OuterElasticMean:
         return self.outer.tensors * m.own_elements(wide=True) * (1 if m.sharded else m.K)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield from self.inner.norm_ops(m, 1)
         yield facts_op(m, 1 + len(self._weights.own))
         yield from self.inner.part_ops(m)
 

@@ -32,7 +32,7 @@ from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import Quorum
 from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
-from hpcsgd.parts.averagers.fragment_contribution import RadialPart
+from hpcsgd.parts.averagers.fragment_contribution import RadialPart, radial_parts
 from hpcsgd.parts.averagers.outer_elastic_mean import PlainContribution
 from hpcsgd.parts.averagers.radial_directional import (
     PHASE,
@@ -101,24 +101,27 @@ class RadialDirectionalElasticMean:
         s.metrics["distance"] = distance_of_group(s, before)
         return contribution.moved, contribution.t
 
-    def part(
-        self, cuts: Sequence[Sequence[slice]], w: Sequence[Tensor], theta: Sequence[Tensor], s: StepContext
-    ) -> RadialPart:
-        """Return what this group adds to the average of a fragment of the model.
+    def fragment_parts(
+        self,
+        cuts: Sequence[Sequence[Sequence[slice]]],
+        models: Sequence[Sequence[Tensor]],
+        theta: Sequence[Sequence[Tensor]],
+        s: StepContext,
+    ) -> Sequence[RadialPart]:
+        """Return what this group adds to the averages of the fragments `models` of its model.
 
-        `w` is the fragment in this group's model, and `theta` the same fragment after the last
-        synchronization. `cuts` says for each bucket where the fragment is. Collective in a sharded group.
+        `theta` are the same fragments after their last synchronizations. `cuts` says for each fragment and
+        bucket where it is. Collective in a sharded group.
         """
-        return RadialPart(self.merge, cuts, w, theta, s)
+        return radial_parts(self.merge, cuts, models, theta, s)
+
+    def norm_ops(self, m: ModelLayout, parts: int) -> Iterator[CommOp]:
+        if m.sharded:
+            yield allreduce("intra_group", FLOAT64 * len(m.layers) * parts, PHASE)
 
     def part_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations that average a fragment `m` of the model.
-
-        The allreduce by which the groups first learn of each other (`facts_op`) is not among them.
-        """
         norms = FLOAT64 * len(m.layers)
         if m.sharded:
-            yield allreduce("intra_group", norms, PHASE)
             yield allreduce("intra_group", norms, PHASE)
         yield from ElasticMean().comm_ops(in_wide(m))
         yield allreduce("replica_groups", norms if m.sharded else norms / m.K)
