@@ -77,6 +77,7 @@ def measured(method: str, N: int, K: int, T: int) -> dict[str, Any]:
         ),
         waits=METHODS[method]().waits,
         steps=T,
+        steps_per_epoch=8,
         failures=Failures(mtbf_seconds=1e7, checkpoint_seconds=10, restart_seconds=60),
     )
     clock = WallClock()

@@ -72,7 +72,6 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "living": ("alive",),
     "margin": ("min_gain",),
     "meeting_seconds": ("model_average_seconds",),
-    "meetings_per_epoch": ("syncs_per_epoch",),
     "meets": ("sync_rate",),
     "per": ("interval",),
     "reallocation": ("rebalance",),

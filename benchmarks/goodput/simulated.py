@@ -22,8 +22,8 @@ Row = dict[str, Any]
 SEEDS = 4
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 NODES = 1000
-STEP, EVERY, SYNCS = 5.0, 5, 10
-"""Seconds of a step, steps per round, and rounds per epoch."""
+STEP, EVERY, EPOCH = 5.0, 5, 50
+"""Seconds of a step, steps per round, and steps per epoch."""
 SAVING = 30.0
 """Seconds that a checkpoint of the one job takes."""
 HEARTBEAT_TIMEOUT = 10.0
@@ -61,11 +61,11 @@ def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
         work_seconds=100 * row["seen_mtbf_s"],
         interval_seconds=row["checkpoint_every_steps"] * step,
         heartbeat_timeout_seconds=0.0,  # a killed process is noticed at once, because its connection closes
-        syncs_per_epoch=setting.epoch // setting.every,
     )
     layout = Layout(setting.P, setting.K, setting.per_node)
     if row["who"] == GROUPS:
-        return _of_groups(layout, step, Living(setting.every), failures, round(row["seconds"] / step))
+        steps, waits = round(row["seconds"] / step), Living(setting.every)
+        return _of_groups(layout, step, waits, failures, steps, setting.epoch)
     return _of_one_job(layout, failures)
 
 
@@ -95,34 +95,42 @@ def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
     M = node_mtbf / nodes
     failures = Failures(
         node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M,
-        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT, syncs_per_epoch=SYNCS,
+        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
     )  # fmt: skip
     layout = Layout(nodes, 1)
     seeds = 1 if nodes >= NODES / 10 else SEEDS
-    replica_groups = _of_groups(layout, STEP, Living(EVERY), failures, HORIZON, seeds)
+    replica_groups = _of_groups(layout, STEP, Living(EVERY), failures, HORIZON, EPOCH, seeds)
     if restart > SLOW * M or SAVING > M:
         return {GROUPS: replica_groups, SYNC: mean_goodput(failures, M, daly(SAVING, M))}
     return {GROUPS: replica_groups, SYNC: _of_one_job(layout, failures)}
 
 
 def _of_groups(
-    layout: Layout, step: float, waits: Waits, failures: Failures, steps: int, seeds: int = SEEDS
+    layout: Layout,
+    step: float,
+    waits: Waits,
+    failures: Failures,
+    steps: int,
+    per_epoch: int,
+    seeds: int = SEEDS,
 ) -> float:
     """Return useful steps over the steps that fit into the time.
 
     It is 0 if the simulation fails because no group survives an epoch.
     """
     try:
-        rates = [_rate(layout, step, waits, failures, steps, seed) for seed in range(1, seeds + 1)]
+        rates = [_rate(layout, step, waits, failures, steps, per_epoch, seed) for seed in range(1, seeds + 1)]
     except UserError:
         return 0.0
     return fmean(rates) * step
 
 
-def _rate(layout: Layout, step: float, waits: Waits, failures: Failures, steps: int, seed: int) -> float:
+def _rate(
+    layout: Layout, step: float, waits: Waits, failures: Failures, steps: int, per_epoch: int, seed: int
+) -> float:
     job = Simulation(
         layout=layout, compute=Constant(step), durations=Durations(), waits=waits, steps=steps,
-        failures=failures, seed=seed,
+        failures=failures, steps_per_epoch=per_epoch, seed=seed,
     )  # fmt: skip
     return simulate(job).steps_per_second
 

@@ -77,6 +77,7 @@ def simulated(rounds: int, mtbf: float, average_s: float) -> float:
                 durations=Durations(model_average=average_s),
                 waits=Living(EVERY),
                 steps=rounds * EVERY,
+                steps_per_epoch=EVERY,
                 failures=Failures(
                     mtbf,
                     checkpoint_seconds=1.0,

@@ -47,8 +47,6 @@ class Failures:
     """Mean time between failures of a rank's process; None: it fails only with its node."""
     heartbeat_timeout_seconds: float = 10.0
     """Seconds that living groups wait for a silent group, if groups die one by one."""
-    syncs_per_epoch: int = 1
-    """Synchronizations per epoch. If groups die one by one, dead ones may return when an epoch begins."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -64,8 +62,6 @@ class Failures:
         for name in ("restart_seconds", "heartbeat_timeout_seconds"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} = {getattr(self, name)}: expected 0 or more")
-        if self.syncs_per_epoch < 1:
-            raise UserError(f"syncs_per_epoch = {self.syncs_per_epoch}: expected 1 or more")
 
     def mtbf(self, nodes: int, ranks: int) -> float:
         """Return the mean seconds between failures of a set of nodes and ranks; infinite if none can fail."""

@@ -37,7 +37,7 @@ class JobSection:
     ranks_per_host: Count = 1
     batch_size: Count = 1  # samples of one GROUP per step
     steps: Count = 1000
-    steps_per_epoch: Count | None = None  # for methods that count epochs, and for `ensemble_sync`'s quorum
+    steps_per_epoch: Count | None = None  # for methods that count epochs, and for `ensemble_sync`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,6 @@ class FailuresSection:
     heartbeat_timeout_seconds: Seconds = (
         10.0  # for `ensemble_sync`: how long the others wait for a group that has died
     )
-    syncs_per_epoch: Count = 1  # for `ensemble_sync`: groups come back after a multiple of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +134,5 @@ def _failures(section: FailuresSection | None) -> Failures | None:
         work_seconds=section.work_hours * HOUR,
         interval_seconds=section.checkpoint_every_seconds,
         heartbeat_timeout_seconds=section.heartbeat_timeout_seconds,
-        syncs_per_epoch=section.syncs_per_epoch,
         rank_mtbf_seconds=None if section.mtbf_hours_per_rank is None else section.mtbf_hours_per_rank * HOUR,
     )

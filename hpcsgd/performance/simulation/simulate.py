@@ -32,7 +32,7 @@ class Simulation:
     batch_size: int = 1
     """Samples of one group per step."""
     steps_per_epoch: int | None = None
-    """Steps of an epoch in which all groups have samples, if groups may be left out; None: one epoch."""
+    """Steps of an epoch in which all groups have samples, if groups may die or be late; None: one epoch."""
     seed: int = 1
 
     @property

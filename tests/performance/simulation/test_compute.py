@@ -105,7 +105,6 @@ def test_wandering_stragglers_do_not() -> None:
             lambda: Failures(1.0, 1.0, heartbeat_timeout_seconds=-1.0),
             "heartbeat_timeout_seconds = -1.0: expected 0 or more",
         ),
-        (lambda: Failures(1.0, 1.0, syncs_per_epoch=0), "syncs_per_epoch = 0: expected 1 or more"),
         (lambda: rule_of(All(period=0)), "period = 0: groups synchronize after 1 step or more"),
     ],
 )  # fmt: skip

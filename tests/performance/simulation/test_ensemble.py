@@ -39,6 +39,8 @@ class Groups:
         self.failures = course.failures
         self.env, self.course, self.rule = simpy.Environment(), course, rule
         self.every = int(rule.every)
+        assert course.steps_per_epoch is not None
+        self.per_epoch = course.steps_per_epoch
         self.P, self.restart = course.layout.P, course.failures.restart_seconds
         of_node, of_rank = course.failures.mtbf_seconds, course.failures.rank_mtbf_seconds or math.inf
         alone = course.layout.groups_on_a_host == 1
@@ -55,6 +57,8 @@ class Groups:
         self.unheard = 0.0
         self.arrived: set[int] = set()
         self.deaths = self.again = 0
+        self.syncs = [t for t in range(1, T + 1) if t % self.every == 0 or t % self.per_epoch == 0]
+        """The steps after which groups synchronize."""
 
     def run(self) -> np.ndarray:
         self.begin(range(self.P), 0)
@@ -86,7 +90,7 @@ class Groups:
                 return self.dead(g, t)
             yield self.env.timeout(work)
             t += 1
-            if t % self.every == 0:
+            if t in self.syncs:
                 self.arrived.add(g)
                 synced = self.synced
                 self.look(t)
@@ -101,14 +105,14 @@ class Groups:
         if not self.alive:
             self.env.process(self.begins_again(t))
         elif t < T:
-            self.look(t - t % self.every + self.every)
+            self.look(next(sync for sync in self.syncs if sync > t))
 
     def begins_again(self, t: int) -> Process:
         self.again += 1
         self.unheard, self.arrived = 0.0, set()
         first = min(range(self.P), key=lambda g: self.dies[g])
         yield self.env.timeout(max(self.dies[first] + self.restart - self.env.now, 0.0))
-        self.begin([first], t - t % (self.every * self.failures.syncs_per_epoch))
+        self.begin([first], t - t % self.per_epoch)
 
     def look(self, t: int) -> None:
         """Synchronize if all living groups have arrived before step t."""
@@ -122,7 +126,7 @@ class Groups:
             yield self.env.timeout(D.model_average)
         synced, self.synced = self.synced, self.env.event()
         self.arrived = set()
-        if t % (self.every * self.failures.syncs_per_epoch) == 0:
+        if t % self.per_epoch == 0:
             dead = sorted(set(range(self.P)) - self.alive)
             self.back([g for g in dead if self.dies[g] + self.restart <= begin], t)
         synced.succeed()
@@ -140,6 +144,7 @@ class Groups:
 
 
 @pytest.mark.parametrize("mtbf", [2.0, 6.0, 30.0])
+@pytest.mark.parametrize("per_epoch", [6, 8])
 @pytest.mark.parametrize(
     ("shape", "a_host", "of_rank"),
     [
@@ -151,17 +156,18 @@ class Groups:
     ],
 )
 def test_the_same_as_groups_that_are_killed(
-    shape: tuple[int, int], a_host: int, of_rank: float | None, mtbf: float
+    shape: tuple[int, int], a_host: int, of_rank: float | None, mtbf: float, per_epoch: int
 ) -> None:
+    """Groups synchronize every 3 steps. An epoch of 8 steps ends between two such synchronizations."""
     rule = Ensemble(every=3)
     deaths = again = 0
     for seed in range(1, 9):
         failures = Failures(
             mtbf, checkpoint_seconds=1.0, restart_seconds=0.7, rank_mtbf_seconds=of_rank,
-            heartbeat_timeout_seconds=0.3, syncs_per_epoch=2,
+            heartbeat_timeout_seconds=0.3,
         )  # fmt: skip
         compute = Compute(Layout(*shape, ranks_per_host=a_host), LogNormal(0.1, 0.4), seed=seed)
-        course = SimulatedRun(compute, D, T, failures)
+        course = SimulatedRun(compute, D, T, failures, per_epoch)
         F, made = np.full((T, shape[0]), np.nan), course.made
 
         def listen(steps: int, groups: np.ndarray, times: np.ndarray, F=F, made=made) -> None:
@@ -170,7 +176,7 @@ def test_the_same_as_groups_that_are_killed(
 
         course.made = listen  # pyright: ignore[reportAttributeAccessIssue]
         rule.run(course)
-        replica_groups = Groups(SimulatedRun(compute, D, T, failures), rule)
+        replica_groups = Groups(SimulatedRun(compute, D, T, failures, per_epoch), rule)
         np.testing.assert_allclose(F, replica_groups.run(), rtol=1e-9, err_msg=str(seed))
         assert sum(course.stats.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
         deaths, again = deaths + replica_groups.deaths, again + replica_groups.again
@@ -178,10 +184,11 @@ def test_the_same_as_groups_that_are_killed(
     assert again or shape[0] > 1
 
 
-def simulated(failures: Failures | None, waits: Waits = LIVING) -> Simulated:
+def simulated(failures: Failures | None, waits: Waits = LIVING, per_epoch: int = 4) -> Simulated:
     job = Simulation(
-        layout=Layout(8, 1), compute=Constant(0.1), durations=D, waits=waits, steps=T, failures=failures
-    )
+        layout=Layout(8, 1), compute=Constant(0.1), durations=D, waits=waits, steps=T, failures=failures,
+        steps_per_epoch=per_epoch,
+    )  # fmt: skip
     return simulate(job)
 
 
@@ -202,4 +209,4 @@ def test_silence_is_waited_for_and_the_living_go_on() -> None:
 
 def test_an_epoch_that_nobody_lives_through_is_reported() -> None:
     with pytest.raises(UserError, match=r"^no group lived through the epoch from step 0 on in 1,000"):
-        simulated(Failures(0.3, checkpoint_seconds=1.0, syncs_per_epoch=10))
+        simulated(Failures(0.3, checkpoint_seconds=1.0), per_epoch=40)

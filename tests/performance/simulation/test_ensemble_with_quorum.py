@@ -172,11 +172,14 @@ def test_grace_that_is_long_enough_leaves_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("quorum", [Quorum(1, 1e9), Quorum(5, 1e-9)])
-def test_without_late_groups_it_is_ensemble_sync_without_a_quorum(quorum: Quorum) -> None:
+@pytest.mark.parametrize("per_epoch", [None, 5, 6])
+def test_without_late_groups_it_is_ensemble_sync_without_a_quorum(
+    quorum: Quorum, per_epoch: int | None
+) -> None:
     d = Durations(grad_reduce=0.011, update=0.003, model_average=0.04, gather=0.007)
     for seed in range(4):
         compute = Compute(Layout(5, 2), LogNormal(0.1, 0.4), seed=seed)
-        mine, other = (SimulatedRun(compute, d, 12) for _ in range(2))
+        mine, other = (SimulatedRun(compute, d, 13, steps_per_epoch=per_epoch) for _ in range(2))
         EnsembleWithQuorum(3, quorum).run(mine)
         Ensemble(3).run(other)
         np.testing.assert_allclose(mine.ended, other.ended, rtol=1e-12)

@@ -1,9 +1,9 @@
 """Groups that may die and return: EnsembleSync, as `hpcsgd launch` runs it.
 
-Every T steps the living groups synchronize. They wait for a dead group until it has been silent for
-`Failures.heartbeat_timeout_seconds`. The dead group is restarted, and joins the living groups at the
-synchronization that begins an epoch. If no group is alive, all begin the epoch again as soon as one group is
-back.
+Every T steps, and at the end of an epoch and of the run, the living groups synchronize. They wait for a dead
+group until it has been silent for `Failures.heartbeat_timeout_seconds`. The dead group is restarted, and
+joins the living groups at the end of an epoch. If no group is alive, all begin the epoch again as soon as one
+group is back.
 
 When a group dies, its work since the last synchronization is lost. A group has its own nodes, or shares one
 node with other groups, all of which die with this node.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.core.waits import Period, step_of_sync, syncs_after
+from hpcsgd.core.waits import Period, due, step_of_sync, syncs_after
 from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation.compute import Seconds
 from hpcsgd.performance.simulation.deaths import Deaths
@@ -28,27 +28,25 @@ PATIENCE = 1000
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The rule of EnsembleSync, which synchronizes after every `every` (T) steps.
-
-    An epoch has `Failures.syncs_per_epoch` synchronizations.
-    """
+    """The rule of EnsembleSync, which synchronizes after every `every` (T) steps."""
 
     every: Period
     dies_as_one = False
 
     def run(self, course: SimulatedRun) -> None:
         replica_groups = _ReplicaGroups(course)
-        per_epoch = course.failures.syncs_per_epoch if course.failures else 1
+        per_epoch = course.steps_per_epoch or course.T
         t = 0
         while t < course.T:
-            syncs, later = (syncs_after(steps, self.every) for steps in (t, t + 1))
-            replica_groups.step(t, step_of_sync(syncs, self.every))
+            epoch_began = t - t % per_epoch
+            replica_groups.step(t, max(step_of_sync(syncs_after(t, self.every), self.every), epoch_began))
             if not replica_groups.alive.any():
-                t = step_of_sync(syncs - syncs % per_epoch, self.every)
+                t = epoch_began
                 replica_groups.begin_again(t)
                 continue
-            if later > syncs:
-                replica_groups.synchronize(t, epoch_begins=later % per_epoch == 0)
+            epoch_ends = (t + 1) % per_epoch == 0
+            if epoch_ends or due(t + 1, self.every) or t + 1 == course.T:
+                replica_groups.synchronize(t, epoch_ends=epoch_ends)
             replica_groups.end(t)
             t += 1
         replica_groups.close()
@@ -89,7 +87,7 @@ class _ReplicaGroups:
         self._course.computed(t, mean[self.alive], longest[self.alive])
         self.F[self.alive] = ready[self.alive]
 
-    def synchronize(self, t: int, epoch_begins: bool) -> None:
+    def synchronize(self, t: int, epoch_ends: bool) -> None:
         stats, here = self._course.stats, self.F[self.alive]
         begin = max(here.max(), self._unheard)
         averaged = begin + (self._course.durations.model_average if len(here) > 1 else 0.0)
@@ -98,7 +96,7 @@ class _ReplicaGroups:
         stats.add("model_average", t, np.full_like(here, averaged - begin))
         self.F[self.alive] = averaged
         self._unheard = -np.inf
-        if epoch_begins:
+        if epoch_ends:
             back = ~self.alive & (self._dies + self._restart <= begin)
             stats.add("failures", t, averaged - self.F[back])
             self._begin_life(back, np.full_like(self.F, averaged))
