@@ -1,14 +1,16 @@
-"""Figures in docs/diloco.md about loss and bytes."""
+"""Figures in docs/diloco.md and benchmarks/README.md about loss and bytes."""
 
 from __future__ import annotations
 
 from statistics import mean, stdev
 
-from bytes_at_quality.contestants import BSP, DILOCO, MULOCO, SPARSE, STREAMED
-from bytes_at_quality.judging import finals, ratios
+from bytes_at_quality.contestants import BSP, DILOCO, EVERY_BY_GROUPS, MULOCO, SPARSE, STREAMED
+from bytes_at_quality.judging import best, finals, ratios
 from website.measured.results import megabytes, result, table
 
 STREAMING = "`streaming(diloco(64, quantize=quantizers.int4(block=256)), 4, 1, update_alpha=0)`"
+DENSITY = 1 / 64
+"""The density of `sparseloco` if none is given."""
 LINES = [
     ("`bsp()`", 4, BSP),
     ("`diloco(64)`", 4, DILOCO),
@@ -38,6 +40,65 @@ def quality() -> str:
     return table([name, groups, loss(groups, who), sent(groups, who)] for name, groups, who in LINES)
 
 
+def parameters() -> str:
+    (count,) = {row["parameters"] for row in result("bytes_at_quality")["rows"]}
+    return f"{count / 1e6:.2f} million parameters"
+
+
+def setting() -> dict[str, int]:
+    first, *others = (row["setting"] for row in result("bytes_at_quality")["rows"])
+    assert all(each == first for each in others)
+    return first
+
+
 def model() -> str:
-    (parameters,) = {row["parameters"] for row in result("bytes_at_quality")["rows"]}
-    return f"A GPT of {parameters / 1e6:.2f} million parameters"
+    s = setting()
+    text = s["steps"] * s["batch"] * s["window"]
+    return f"A GPT of {parameters()} on {text / 1e6:.1f} million bytes of WikiText-2."
+
+
+def not_measured() -> str:
+    """Return what docs/choosing.md says about larger models."""
+    return f"the loss of `diloco` and its successors with more than {parameters()}."
+
+
+def as_in_the_papers() -> str:
+    met = {
+        (groups, who): each["met"]
+        for each in result("bytes_at_quality")["goals"]
+        for groups in (4, 8)
+        for who in (STREAMED, SPARSE, MULOCO)
+        if each["name"].startswith(f"{groups} groups: loss of {who} over")
+    }
+    assert met == {(groups, who): who == MULOCO for groups in (4, 8) for who in (STREAMED, SPARSE, MULOCO)}
+    assert loss(4, STREAMED) < loss(4, DILOCO)
+    return (
+        "As in the papers, 4 bits, streaming and Muon cost nothing over DiLoCo. Unlike the papers, Streaming "
+        "DiLoCo is **not** within half a percent of `bsp`, and SparseLoCo is **not** ahead of DiLoCo."
+    )
+
+
+def tuned() -> str:
+    """Return the settings that were best, as benchmarks/README.md names them."""
+    rows = result("bytes_at_quality")["rows"]
+    contestants = [(who, groups) for who in (DILOCO, STREAMED, MULOCO, SPARSE) for groups in (4, 8)]
+    of = {(who, groups): best(rows, who, groups) or {} for who, groups in contestants}
+    slow, low, high = (SPARSE, 8), (MULOCO, 4), [(SPARSE, 4), (SPARSE, 8)]
+    (inside,) = {each["lr"] for of_whom, each in of.items() if of_whom != slow}
+    (outer,) = {each["outer_lr"] for of_whom, each in of.items() if of_whom not in (low, *high)}
+    (sparse,) = {of[each]["outer_lr"] for each in high}
+    bsp = (best(rows, BSP, 4) or {})["lr"]
+    return (
+        f"learning rates of {bsp:g} for AdamW with `bsp`, {inside:g} inside all others, and "
+        f"{of[slow]['lr']:g} for `sparseloco` with 8 groups; an outer rate of {outer:g}, "
+        f"{of[low]['outer_lr']:g} for MuLoCo with four groups, {sparse:g} for `sparseloco`."
+    )
+
+
+def synchronizations() -> str:
+    count = setting()["steps"] // (4 * EVERY_BY_GROUPS)
+    assert 2 < count * DENSITY < 3
+    return (
+        f"With four groups, SparseLoCo synchronizes {count} times and sends 1/{1 / DENSITY:.0f} of the "
+        "weights each time, so each weight is sent two or three times in all."
+    )

@@ -52,12 +52,23 @@ def sending() -> str:
     return f"Sending a gradient takes {times:.1f} times as long as computing it"
 
 
+def link() -> str:
+    rate = result("ensemble_speed")["machine"]["rate_bit_per_s"]
+    return f"{rate / 1e6:.2f} Mbit/s, 2 groups"
+
+
 def after_the_same_steps() -> str:
     halves, bsp = (
         mean(100 * each["accuracy"][-1] for each in rows("ensemble_shares", who=who))
         for who in ("EnsembleSync, halves", "sync SGD")
     )
     return f"`ensemble_sync` reaches {halves:.2f} % and `bsp` {bsp:.2f} % (three seeds)"
+
+
+def window() -> str:
+    first, *others = (each["setting"] for each in rows("goodput", part="measured"))
+    assert (first["P"], first["K"], others) == (8, 1, [first] * len(others))
+    return f"Eight groups of one rank ran for {first['window']:.0f} seconds with real kills;"
 
 
 def goodput() -> str:

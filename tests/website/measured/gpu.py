@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from website.measured.results import Row, from_to, goal, row, table, with_quartiles
+from website.measured.results import Row, from_to, goal, result, row, table, with_quartiles
 
 GPT, COMPILED, RESNET = "GPT 124M, bf16", "GPT 124M, bf16, compiled", "ResNet-50, bf16, channels last"
 LINES = [
@@ -13,15 +13,15 @@ LINES = [
 ]
 
 
-def step(result: str, model: str, who: str) -> Row:
-    return row(result, section="one_rank", part="step", model=model, who=who)
+def step(run: str, model: str, who: str) -> Row:
+    return row(run, section="one_rank", part="step", model=model, who=who)
 
 
 def speed() -> str:
     lines = []
-    for name, result, model, digits in LINES:
-        plain = step(result, model, "plain torch")["seconds"]["median"]
-        ratios = [step(result, model, who)["ratio"] for who in ("bsp", "hierarchical(8)")]
+    for name, run, model, digits in LINES:
+        plain = step(run, model, "plain torch")["seconds"]["median"]
+        ratios = [step(run, model, who)["ratio"] for who in ("bsp", "hierarchical(8)")]
         lines.append([name, f"{1e3 * plain:.1f}", *(with_quartiles(each, digits) for each in ratios)])
     return table(lines)
 
@@ -39,6 +39,33 @@ def selection() -> str:
         f"of a copy's; of 16 million elements, {from_to(topk, 2)} of `torch.topk` and {from_to(copies, 1)} "
         "copies."
     )
+
+
+def missed() -> str:
+    found = [
+        each
+        for run in ("first", "second")
+        for each in result(f"gpu/{run}")["goals"]
+        if each["name"].endswith("ours over copy")
+    ]
+    slow, fast = ({_elements(each) for each in found if each["met"] == met} for met in (False, True))
+    assert not slow & fast
+    (most,) = {each["goal"] for each in found}
+    few, more = (f"{n / 1e6:g}" for n in sorted(slow))
+    return (
+        f"Missed: selection of {few} or {more} million elements takes more than one copy (goal {most:.1f}, "
+        "where a copy moves twice the bytes)."
+    )
+
+
+def _elements(of: Row) -> int:
+    return int(of["name"].split()[0].replace(",", ""))
+
+
+def tests() -> str:
+    """Return how many of the kernels' tests passed in the first run."""
+    found = row("gpu/first", section="build", part="tests")
+    return f"({found['passed']} of {found['passed'] + len(found['failed'])} tests passed"
 
 
 def packing() -> str:

@@ -1,4 +1,4 @@
-"""Figures in docs/late.md about time and accuracy."""
+"""Figures in docs/late.md about time and accuracy, and the goals in benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import mean, median, stdev
 from late_accuracy.judging import behind, figures
 from late_accuracy.tasks import TASKS
 from late_accuracy.training import PLAIN
-from website.measured.results import from_to, over, row, rows, signed, table
+from website.measured.results import Row, from_to, over, result, row, rows, signed, table
 
 LINKS = ("1gbit", "100mbit")
 SPEED = {
@@ -19,6 +19,7 @@ SPEED = {
     "`streaming(hierarchical(8), 4, 2)`": "streamed(8)",
 }
 HIDING = ("delayed(8)", "streamed(8)")
+NAMES, HOW = ("ResNet-20", "LSTM"), ("delayed", "streamed", "bits")
 ACCURACY = {
     "`delayed(…, 1)`": "delayed 1",
     "`delayed(…, 4)`": "delayed 4",
@@ -85,6 +86,21 @@ def plain() -> str:
         f"points below `hierarchical(8)` ({points:.1f} %) | LSTM on characters: loss over that of "
         f"`hierarchical(8)` ({loss:.3f})"
     )
+
+
+def goals() -> str:
+    found = result("late_accuracy")["goals"]
+    missed = {(task, how) for task in NAMES for how in HOW if any_missed(found, task, how)}
+    assert missed == {("ResNet-20", "delayed"), ("ResNet-20", "streamed"), ("LSTM", "streamed")}
+    (points,), (loss,) = ({each["goal"] for each in found if each["name"].startswith(task)} for task in NAMES)
+    return (
+        f"Goals: {points} points and {100 * (loss - 1):.1f} % of the loss (missed by delays and "
+        "streaming on ResNet-20, and by streaming on the LSTM)."
+    )
+
+
+def any_missed(goals: list[Row], task: str, how: str) -> bool:
+    return any(not each["met"] for each in goals if each["name"].startswith(task) and how in each["name"])
 
 
 def steps() -> str:

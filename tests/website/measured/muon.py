@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from website.measured.results import over, row, table
+from website.measured.results import over, row, rows, table
 
 LINES = {
     "Muon, one owner for each matrix": "Muon, one owner for each matrix",
     "Muon, all update everything": "Muon, everybody updates everything",
     "AdamW": "AdamW",
 }
+
+
+def setting() -> str:
+    ((numel, ranks),) = {(each["numel"], each["ranks"]) for each in rows("muon")}
+    return f"A GPT of {numel / 1e6:.1f} million parameters, `bsp`, one group of {ranks} ranks"
 
 
 def cost() -> str:

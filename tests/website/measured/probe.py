@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from hpcsgd.train.growth import MARGIN, THRESHOLD
 from probe.virtual import GROUPS
 from probe_distances import PROBE, answer, by_way
 from probe_vs_accuracy import largest_as_good, means, parted
-from website.measured.results import Row, goal, result, table
+from website.measured.results import Row, goal, result, rows, table
 
+SYNC_EVERY = 8
+"""The interval I of the paper's setting."""
 JOBS = {
     "digits, CNN, 30 epochs": "digits_cnn",
     "MNIST, CNN, 4 epochs": "mnist_cnn",
@@ -32,6 +35,30 @@ def answers() -> str:
 def at_the_papers_setting() -> str:
     found = answer(by_way(result("probe_distances")["rows"])[PROBE])
     return f"At the paper's setting (CIFAR-10, ResNet-20) the probe answers {found},"
+
+
+def threshold() -> str:
+    return f"before ρ drops below {THRESHOLD} (read off the paper's figures)"
+
+
+def margin() -> str:
+    return f"If the quartiles of ρ are within {MARGIN} of the threshold"
+
+
+def batches() -> int:
+    """Return the batches of the probe at the paper's setting: those of the settling, and of each group."""
+    found = rows("probe_distances", way=PROBE)
+    (settled,) = {each["settled"] for each in found}
+    return settled + sum(each["P"] * SYNC_EVERY * len(each["distances"]) for each in found)
+
+
+def of_the_job() -> float:
+    """Return the samples of that probe, in percent of those of 200 epochs of CIFAR-10."""
+    return 100 * batches() * 128 / (200 * 50_000)
+
+
+def cost_at_the_papers_setting() -> str:
+    return f"This costs {of_the_job():.1f} % of the samples of 200 epochs."
 
 
 def cost() -> str:

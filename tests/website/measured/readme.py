@@ -5,7 +5,7 @@ from __future__ import annotations
 from probe_vs_accuracy import means, parted
 from time_to_quality.judging import over_ddp
 from website.measured import diloco, probe
-from website.measured.results import result, row, rows, table
+from website.measured.results import goal, result, row, rows, table
 
 FOUR = "4 hosts × 2 ranks"
 
@@ -24,6 +24,17 @@ def quality() -> str:
     found = {who: over_ddp(rows("time_to_quality"), "gpt", "100mbit", who) for who in NAMES}
     times = [f"{NAMES[who]} in {ratio.median:.2f}" for who, ratio in found.items() if ratio is not None]
     return f"They reach DDP's final quality in a fraction of DDP's time: {', '.join(times)}."
+
+
+def model() -> str:
+    (parameters,) = {each["parameters"] for each in rows("time_to_quality")}
+    return f"A GPT of {parameters / 1e6:.1f} million parameters"
+
+
+def missed() -> str:
+    """Return what benchmarks/README.md says about the goal for the time to quality."""
+    ratio = goal("time_to_quality", "streaming DiLoCo, int4, time to DDP's quality over DDP's")
+    return f"missed so far: streaming DiLoCo takes {ratio:.3f} of it."
 
 
 def bold(*numbers: float, digits: int = 2) -> str:

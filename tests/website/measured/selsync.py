@@ -38,6 +38,11 @@ def speed() -> str:
     return table([name, *cells(who)] for name, who in CONTESTANTS.items())
 
 
+def links() -> str:
+    kilobits = result("selsync_table")["machine"]["rate"].removesuffix("kbit")
+    return f"8 workers on emulated hosts with links of {int(kilobits) / 1000} Mbit/s"
+
+
 def communicating() -> str:
     times = result("selsync_table")["machine"]["communication_over_computing"]
     return f"`bsp` communicates {times:.1f} times as long as it computes:"

@@ -1,10 +1,10 @@
-"""Figures in docs/shard.md about time."""
+"""Figures in docs/shard.md about time, and in benchmarks/README.md about the load meanwhile."""
 
 from __future__ import annotations
 
 from statistics import median
 
-from website.measured.results import row, table
+from website.measured.results import Row, result, row, table
 
 LINKS = {"shared memory": "shared memory", "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 
@@ -22,3 +22,24 @@ def speed() -> str:
             cells += [seconds[who], f"{of[who]['ratio']['median']:.2f}"]
         lines.append(cells)
     return table(lines)
+
+
+def load() -> str:
+    """Return the load of others while each link was measured; a kept result has the links before it."""
+    fast = result("sharded")
+    (slow,) = fast["kept"]
+    (none,) = slow["kept"]
+    shared, fastest, slowest = (f"{_without_us(each):.2f}" for each in (none, fast, slow))
+    return (
+        f"The load of others was {shared} with shared memory (which counts as disturbed), {fastest} at "
+        f"1 Gbit/s and {slowest} at 100 Mbit/s."
+    )
+
+
+def _without_us(run: Row) -> float:
+    return run["load"]["without_us"]
+
+
+def unexplained() -> str:
+    ratio = row("sharded", who="bsp, after backward", rate="1gbit", P=4)["ratio"]["median"]
+    return f"Where the {100 * (1 - ratio):.0f} % come from was not examined."

@@ -47,9 +47,11 @@ def density() -> str:
 
 def by_label() -> str:
     of = {who: f"{100 * row('density_by_label', who=who)['accuracy']:.2f} %" for who in SPARSIFIERS}
+    more = {5: "five"}[round(row("density_by_label", who="Top-k")["ratio"])]
     return (
         f"the CNN with DEFT has an accuracy of {of['DEFT']} and with CLT-k {of['CLT-k']}, compared with "
-        f"{of['dense']} of dense gradients. Top-k loses nothing ({of['Top-k']})"
+        f"{of['dense']} of dense gradients. Top-k loses nothing ({of['Top-k']}), and sends "
+        f"{more} times as much."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from website.measured.results import row, table
+from website.measured.results import row, rows, table
 
 FAULTS = {
     "is killed": "kill",
@@ -11,6 +11,7 @@ FAULTS = {
     "hangs; the others wait 5 s": "hang",
     "stops with 75, as all others do": "stop",
 }
+SOON = 10
 LAUNCHERS = ("mpiexec", "torchrun", "srun, MPI", "srun, without MPI")
 
 
@@ -18,6 +19,13 @@ def endings() -> str:
     return table(
         [words, *(ending(launcher, fault) for launcher in LAUNCHERS)] for words, fault in FAULTS.items()
     )
+
+
+def soon() -> str:
+    """Return the limit that no end after a failure exceeds."""
+    failed = [each for each in rows("endings") if each["fault"] in ("kill", "raise", "exit")]
+    assert max(each["slowest"] for each in failed) < SOON
+    return f"If one rank fails, is killed or exits, all end within {SOON} s"
 
 
 def ending(launcher: str, fault: str) -> str:
