@@ -110,9 +110,10 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
     """Continue from the newest whole checkpoint that `save` has made in `folder`; collective.
 
     On the same P × K each rank gets its own state back, to the bit, including random generators. On another
-    P × K models and optimizer states are gathered and cut anew, as by `hpcsgd train --resume`. Then random
-    generators stay as they are. Objects and values that were the same on all ranks are restored. If they
-    differed between ranks:
+    P × K models and optimizer states are cut anew, as by `hpcsgd train --resume`. On another P, or with
+    another method, all groups start from the mean of the groups' models and of their optimizer states. The
+    log says so if the models differed. On another P × K random generators stay as they are. Objects and
+    values that were the same on all ranks are restored. If they differed between ranks:
 
     - objects get the mean of all ranks for floating-point and complex tensors; anything else that differed
       is refused,

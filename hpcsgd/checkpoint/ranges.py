@@ -70,10 +70,22 @@ class SavedGroups:
     def __init__(self, groups: Sequence[Sequence[tree.Item]]) -> None:
         self._groups = [_index(files) for files in groups]
         self._files = [file for files in groups for file in files]
+        self.differ = False
+        """True if the models of the groups differ in elements that `w` has returned."""
 
     def w(self, name: str, start: int, stop: int) -> Tensor:
         """Return elements [start, stop) of a parameter."""
-        return mean(_elements(group[name], start, stop, lambda piece: piece.w) for group in self._groups)
+        theirs = (_elements(group[name], start, stop, lambda piece: piece.w) for group in self._groups)
+        return mean(self._compared(theirs))
+
+    def _compared(self, values: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Yield `values`, one per group, and record whether they differ."""
+        before = next(values)
+        yield before
+        for value in values:
+            self.differ = self.differ or not torch.equal(before, value)
+            before = value
+            yield value
 
     def state(self, name: str, start: int, stop: int) -> RangeState:
         """Return the optimizer state of elements [start, stop); empty if no group updated the parameter."""

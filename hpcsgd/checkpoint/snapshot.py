@@ -97,6 +97,8 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
             put(local(ours[name]), local_of(values, ours[name]))
         load_shared_state(optimizer.local.optimizer, state["shared"])
         optimizer.resume_from(state["t"], state["groups"], method)
+    if topology.num_groups != saved.P:
+        _log_mean(source, saved, topology)
     optimizer.gather_parameters()
     return shared, own if same else None
 
@@ -149,6 +151,12 @@ def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOp
     if topology.num_groups == saved.P and saved.P > 1 and topology.rank == 0:
         log.info("another method than before: all groups start from the mean of the saved ones")
     return range(saved.P)
+
+
+def _log_mean(source: SavedGroups, saved: Saved, topology: Topology) -> None:
+    """Log on rank 0 that the job starts from the mean of groups, if their models differed; collective."""
+    if any(topology.world.gather_objects(source.differ)) and topology.rank == 0:
+        log.info("the checkpoint has %d groups whose models differ: this job starts from their mean", saved.P)
 
 
 @contextmanager

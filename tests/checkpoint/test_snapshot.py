@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -342,6 +343,29 @@ def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
     for saved, mine in run(4, restored):
         expected = {n: v for n, v in mean([saved[0], saved[2]]).items() if "running" not in n}
         assert_close({n: v for n, v in mine.items() if "running" not in n}, expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "method", "differ"),
+    [
+        ((2, 2), (1, 4), "hierarchical", True),
+        ((4, 1), (2, 2), "hierarchical", True),
+        ((2, 2), (2, 1), "hierarchical", False),
+        ((1, 2), (2, 1), "hierarchical", False),
+        ((2, 2), (1, 4), "bsp", False),
+    ],
+)
+def test_a_job_that_starts_from_the_mean_of_several_models_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: Any, now: Any, method: str, differ: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    saved_by(*before, tmp_path, method=method)
+    threads.run(
+        now[0] * now[1], lambda world: load(Training(form(world, groups=now[0]), method=method), tmp_path)
+    )
+    lines = [r.getMessage() for r in caplog.records if "whose models differ" in r.getMessage()]
+    line = f"the checkpoint has {before[0]} groups whose models differ: this job starts from their mean"
+    assert lines == [line] * differ
 
 
 def shared_with_others(training: Training) -> list[Tensor]:
