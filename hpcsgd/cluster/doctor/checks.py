@@ -29,13 +29,14 @@ def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
     """Return a finding about the launcher that started the ranks, a warning if there is none.
 
-    If launcher and MPI disagreed about the number of ranks, connecting the ranks has failed before.
+    If launcher and backend disagreed about the number of ranks, connecting the ranks has failed before.
     """
     meant = launched(environ, size)
     if meant is not None:
         here = "" if meant.local_size is None else f", {meant.local_size} of them on this node"
         return ok(
-            f"launcher: {count_text(meant.size or size, 'rank')} started by {meant.by}{here}, MPI sees {size}"
+            f"launcher: {count_text(meant.size or size, 'rank')} started by {meant.by}{here}, "
+            f"{size} connected"
         )
     tasks = environ.get("SLURM_NTASKS", "1")
     command = "srun hpcsgd doctor" if tasks != "1" else "mpiexec -n 4 hpcsgd doctor, or srun -n 4 ..."

@@ -34,7 +34,8 @@ class RankInfo:
     gpu: str
     gpu_id: str
     """An identifier of the GPU, the same for ranks that share the GPU; empty without a GPU."""
-    mpi: str
+    backend: str
+    """The library by which the ranks are connected, such as MPICH or gloo, and its version."""
     thread_level: str
     versions: str
 
@@ -53,7 +54,7 @@ def examine(topology: Topology, thread_level: str) -> RankInfo:
         threads=torch.get_num_threads(),
         gpu=gpu,
         gpu_id=gpu_id,
-        mpi=topology.world.backend.name.split(",")[0],
+        backend=topology.world.backend.name.split(",")[0],
         thread_level=thread_level,
         versions=_versions(),
     )
@@ -90,7 +91,7 @@ def _version(package: str) -> str:
 def table(ranks: Sequence[RankInfo], grouped: bool) -> str:
     """Return a table with a line per rank. If `grouped`, it also shows each rank's group and shard index."""
     titles = ["rank", "node", *(["group", "position"] if grouped else [])]
-    titles += ["CPUs", "threads", "GPU", "MPI", "thread level"]
+    titles += ["CPUs", "threads", "GPU", "backend", "thread level"]
     rows = [titles, *(_row(rank, grouped) for rank in ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
@@ -99,7 +100,7 @@ def table(ranks: Sequence[RankInfo], grouped: bool) -> str:
 def _row(rank: RankInfo, grouped: bool) -> list[str]:
     place = [str(rank.group), str(rank.position)] if grouped else []
     cpus = numbers(list(rank.cpus))
-    return [str(rank.rank), rank.host, *place, cpus, str(rank.threads), rank.gpu, rank.mpi,
+    return [str(rank.rank), rank.host, *place, cpus, str(rank.threads), rank.gpu, rank.backend,
             rank.thread_level]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ WELL = RankInfo(
     threads=1,
     gpu="none",
     gpu_id="",
-    mpi="MPICH 5.0.2",
+    backend="MPICH 5.0.2",
     thread_level="MULTIPLE",
     versions="Python 3.11, torch 2.13",
 )
@@ -69,7 +69,7 @@ def test_the_table_is_aligned() -> None:
         WELL, rank=10, host="a-long-name", group=1, cpus=(2, 3, 8), gpu="NVIDIA H200"
     )
     assert table([WELL, second], grouped=True).splitlines() == [
-        "rank  node         group  position  CPUs   threads  GPU          MPI          thread level",
+        "rank  node         group  position  CPUs   threads  GPU          backend      thread level",
         "0     n0           0      0         0-1    1        none         MPICH 5.0.2  MULTIPLE",
         "10    a-long-name  1      0         2-3,8  1        NVIDIA H200  MPICH 5.0.2  MULTIPLE",
     ]
@@ -135,9 +135,14 @@ def test_groups_on_more_than_one_node() -> None:
         (
             {"PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"},
             Level.OK,
-            "4 ranks started by mpiexec of MPICH or Intel MPI (PMI_SIZE), 2 of them on this node, MPI sees 4",
+            "mpiexec of MPICH or Intel MPI (PMI_SIZE), 2 of them on this node, 4 connected",
         ),
-        ({"PMIX_RANK": "0"}, Level.OK, "4 ranks started by a launcher with PMIx (PMIX_RANK), MPI sees 4"),
+        ({"PMIX_RANK": "0"}, Level.OK, "4 ranks started by a launcher with PMIx (PMIX_RANK), 4 connected"),
+        (
+            {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"},
+            Level.OK,
+            "4 ranks started by torchrun (WORLD_SIZE), 4 connected",
+        ),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}, Level.OK, "4 ranks started by srun"),
         ({}, Level.WARNING, "none, so this is one rank: start mpiexec -n 4 hpcsgd doctor"),
         ({"SLURM_NTASKS": "4"}, Level.WARNING, "none, so this is one rank: start srun hpcsgd doctor"),
@@ -239,7 +244,7 @@ def test_the_command_on_four_ranks(tmp_path: Path) -> None:
     done = launch(tmp_path, "doctor", "--groups", "2", "--data-file", "small.h5", n=4)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    titles = ["rank", "node", "group", "position", "CPUs", "threads", "GPU", "MPI", "thread", "level"]
+    titles = ["rank", "node", "group", "position", "CPUs", "threads", "GPU", "backend", "thread", "level"]
     assert lines[0].split() == titles
     assert [line.split()[:1] + line.split()[2:4] for line in lines[1:5]] == [
         ["0", "0", "0"],
@@ -248,7 +253,7 @@ def test_the_command_on_four_ranks(tmp_path: Path) -> None:
         ["3", "1", "1"],
     ]
     assert {line.split()[0] for line in lines[5:]} <= {"OK", "WARNING"}
-    assert any("4 ranks started by" in line and "MPI sees 4" in line for line in lines)
+    assert any("4 ranks started by" in line and "4 connected" in line for line in lines)
     assert lines[-1].startswith("OK       bandwidth: alltoall of ")
 
 
