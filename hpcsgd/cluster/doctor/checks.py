@@ -52,10 +52,17 @@ def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
             found.append(
                 warning(
                     f"cores: {len(here)} ranks share {have} cores of {host}: start at most {have} there "
-                    "(--ntasks-per-node) or ask for more (--cpus-per-task)"
+                    f"(--ntasks-per-node) or ask for more (--cpus-per-task){_while_sessions_compete(here)}"
                 )
             )
     return found or [ok("cores: at least one for each rank")]
+
+
+def _while_sessions_compete(ranks: Sequence[RankInfo]) -> str:
+    if not any(rank.autogroup for rank in ranks):
+        return ""
+    command = "sysctl kernel.sched_autogroup_enabled=0"
+    return f"; ranks of mpiexec may wait for seconds until root has run `{command}`"
 
 
 def threads(ranks: Sequence[RankInfo]) -> list[Finding]:

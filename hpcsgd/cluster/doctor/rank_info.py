@@ -7,6 +7,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import h5py  # pyright: ignore[reportMissingTypeStubs]
 import torch
@@ -16,6 +17,7 @@ from hpcsgd.comm.streams import identity, of_place, properties
 from hpcsgd.core.topology import Topology
 
 PACKAGES = ("hpcsgd", "torch", "h5py", "mpi4py", "numpy")
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class RankInfo:
     position: int
     cpus: tuple[int, ...]
     """The CPUs that this rank may use."""
+    autogroup: bool
+    """True if Linux divides the cores of the node among sessions, of which mpiexec makes one per rank."""
     threads: int
     gpu: str
     gpu_id: str
@@ -51,6 +55,7 @@ def examine(topology: Topology, thread_level: str) -> RankInfo:
         group=topology.group_index,
         position=topology.shard_index,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
+        autogroup=_autogroup(),
         threads=torch.get_num_threads(),
         gpu=gpu,
         gpu_id=gpu_id,
@@ -64,6 +69,13 @@ def _host() -> str:
     """Return the node's name; Slurm's name comes first, because virtual nodes share a host name."""
     name, slurm = platform.node(), os.environ.get("SLURMD_NODENAME", "")
     return name if slurm in ("", name) else f"{slurm} on {name}"
+
+
+def _autogroup() -> bool:
+    try:
+        return AUTOGROUP.read_text().strip() == "1"
+    except OSError:  # a kernel without it
+        return False
 
 
 def _gpu(local_rank: int) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcsgd.cluster.doctor import Finding, Level
+from hpcsgd.cluster.doctor import Finding, Level, rank_info
 from hpcsgd.cluster.doctor.checks import check, cores, extra, gpus, groups, launcher, threads, versions
 from hpcsgd.cluster.doctor.dataset_file import open_everywhere
 from hpcsgd.cluster.doctor.exercise import exercise
@@ -26,6 +26,7 @@ WELL = RankInfo(
     group=0,
     position=0,
     cpus=(0, 1),
+    autogroup=False,
     threads=1,
     gpu="none",
     gpu_id="",
@@ -91,6 +92,30 @@ def test_ranks_that_share_cores() -> None:
     assert "4 ranks share 1 cores of node n2" in only(cores(crowded))[1]
     bound = [dataclasses.replace(WELL, rank=rank, cpus=(rank,)) for rank in range(4)]
     assert only(cores(bound))[0] is Level.OK
+
+
+def test_ranks_that_share_cores_where_sessions_compete() -> None:
+    level, text = only(cores(ranks(4, cpus=(0, 1), autogroup=True)))
+    assert level is Level.WARNING
+    assert text.endswith(
+        "(--cpus-per-task); ranks of mpiexec may wait for seconds until root has run "
+        "`sysctl kernel.sched_autogroup_enabled=0`"
+    )
+    assert only(cores(ranks(4, cpus=(0, 1, 2, 3), autogroup=True))) == (
+        Level.OK,
+        "cores: at least one for each rank",
+    )
+
+
+@pytest.mark.parametrize(("text", "compete"), [("1\n", True), ("0\n", False), (None, False)])
+def test_whether_sessions_compete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, compete: bool
+) -> None:
+    monkeypatch.setattr(rank_info, "AUTOGROUP", tmp_path / "autogroup")
+    if text is not None:
+        rank_info.AUTOGROUP.write_text(text)
+    (rank,) = in_threads.run(1, lambda world: examine(form(world), "MULTIPLE"))
+    assert rank.autogroup is compete
 
 
 def test_ranks_that_share_a_gpu() -> None:
