@@ -3,9 +3,10 @@
 ==============  ==========================================================================================
 kind            fields in addition to ``kind`` and ``step``
 ==============  ==========================================================================================
-``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase).
-                Samples, seconds and bytes are those since the previous ``step`` record, so that their sums
-                are the run's totals. If groups send each other messages: link_bytes, from rank 0 to each
+``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase),
+                and progress: the epochs that are done, with the fraction of this one. Samples, seconds
+                and bytes are those since the previous ``step`` record, so that their sums are the run's
+                totals. If groups send each other messages: link_bytes, from rank 0 to each
                 group. If the method counts something: counts, a dict by the name of the count that says how
                 often each number occurred, over all ranks. If groups share gradients without averaging
                 models: grads_shared, the number of steps in which they did. At a multiple of ``log_every``:

@@ -16,7 +16,9 @@ class Totals:
     """The totals of all records added so far. All distances are kept, to compute their median."""
 
     def __init__(self) -> None:
-        self.steps = self.epochs = self.samples = 0
+        self.steps = self.samples = 0
+        self.epochs = 0.0
+        """Epochs that are done, with the fraction of the last one."""
         self.seconds = 0.0
         """Seconds of training steps."""
         self.bytes = 0.0
@@ -69,7 +71,7 @@ class Totals:
     def _read(self, record: Record) -> None:
         samples, speed = record["samples"], record["samples_per_s"]
         seconds = samples / speed if speed else 0.0
-        self.epochs = max(self.epochs, record["epoch"])
+        self.epochs = max(self.epochs, record.get("progress", record["epoch"]))
         self.samples += samples
         self.seconds += seconds
         self.together += record.get("grads_shared", 0)
@@ -104,7 +106,7 @@ class Totals:
         """Return the numbers that `hpcsgd.report.summary.summary` returns."""
         return {
             "steps": self.steps,
-            "epochs": self.epochs,
+            "epochs": _whole_or_rounded(self.epochs),
             "samples": self.samples,
             "seconds": self.seconds,
             "samples_per_s": self.samples / self.seconds if self.seconds else None,
@@ -170,6 +172,10 @@ class Evaluated:
             if i == 0:
                 found["best_epoch"] = best["epoch"]
         return found
+
+
+def _whole_or_rounded(number: float) -> float:
+    return int(number) if number % 1 == 0 else round(number, 4)
 
 
 def mean_of(counts: dict[int, int] | Counter[int]) -> float | None:

@@ -61,7 +61,6 @@ class ElasticLoop(TrainLoop):
         self.elastic_average = elastic_average
         self._assigned = (-1, 0)
         self._reason: str | None = None
-        self._steps_per_epoch = 0
         self._computed, self._steps = 0.0, 0
         """Since samples were assigned: seconds of computing, without waits for other groups, and steps."""
         self._resource = reallocated

@@ -56,6 +56,7 @@ class TrainLoop(ABC):
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._epoch = 0
+        self._steps_per_epoch = parts.steps_per_epoch
         self._lr = 0.0  # learning rate of the last update
         self._epoch_sums = _no_sums()
         self._cut = False  # the run has ended within an epoch, and has reported this epoch's results so far
@@ -232,13 +233,9 @@ class TrainLoop(ABC):
             raise JobError(diverged("test loss", score.loss, self._parts.optimizer.t))
         if self.metrics is not None:
             self.metrics.evaluation(
-                step=self._parts.optimizer.t,
-                epoch=epoch,
-                loss=score.loss,
-                distance=score.distance,
-                seconds=score.seconds,
-                **score.figures,
-            )
+                step=self._parts.optimizer.t, epoch=epoch, loss=score.loss, distance=score.distance,
+                seconds=score.seconds, **score.figures,
+            )  # fmt: skip
         self._progress.note(
             f"epoch {epoch}/{self._parts.length.epochs}  test {written(score.figures)}  "
             f"loss {score.loss:.4f}  in {score.seconds:.1f} s"
@@ -251,8 +248,10 @@ class TrainLoop(ABC):
         self._tell_readings(all_of_them=True)
 
     def _begin_reading(self) -> None:
-        t = self._parts.optimizer.t
-        self._readings.begin(step=t, epoch=self._epoch + 1, lr=self._lr, grads_shared=self._grads_shared)
+        t, epoch = self._parts.optimizer.t, self._epoch + 1
+        progress = epoch - len(self._parts.batches) / max(self._steps_per_epoch, 1)  # 0: no samples
+        place = {"step": t, "epoch": epoch, "progress": progress}
+        self._readings.begin(**place, lr=self._lr, grads_shared=self._grads_shared)
         self._grads_shared = 0
 
     def _tell_readings(self, *, all_of_them: bool = False) -> None:

@@ -72,6 +72,16 @@ def test_the_last_lines_say_it_all() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("progress", "epochs", "text"),
+    [(500 / 1318, 0.3794, "0.3794 epochs"), (1.0, 1, "1 epoch"), (2.0 + 1 / 3, 2.3333, "2.333 epochs")],
+)
+def test_an_epoch_that_is_not_over_counts_in_part(progress: float, epochs: float, text: str) -> None:
+    numbers = summary([{**step(500, 16_000, 100.0), "progress": progress}])
+    assert numbers["epochs"] == epochs
+    assert f"trained   500 steps, {text}, 16,000 samples" in summary_text(numbers)
+
+
 GOSSIP = [
     {**step(10, 100, 50.0), "link_bytes": {"1": 2000, "3": 500}, "counts": {"staleness": {"0": 3, "2": 1}}},
     {

@@ -88,7 +88,9 @@ def test_it_ends_in_the_middle_of_an_epoch(
     train(job_file, whole, *options)
     records = outcome(whole)[1]
     assert [(r["step"], r["epoch"]) for r in records if r["kind"] == "eval"] == [(3, 1), (4, 2)]
-    assert sum(r["samples"] for r in records if r["kind"] == "step") == 64
+    steps = [r for r in records if r["kind"] == "step"]
+    assert sum(r["samples"] for r in steps) == 64
+    assert [r["progress"] for r in steps] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3])
     for what_happens in ("stopped", "killed"):
         other = tmp_path / what_happens
         if what_happens == "stopped":

@@ -21,7 +21,7 @@ Row = tuple[float, float, float, float]
 SPENT = ("step", "samples", "seconds", "bytes")
 """The quantities against which a course may be drawn. A `Row` has their values in this order."""
 PLACE = frozenset({"kind", "step", "epoch"})
-TOLD_OTHERWISE = PLACE | {"samples", *STEP_TABLES, "counts"}
+TOLD_OTHERWISE = PLACE | {"progress", "samples", *STEP_TABLES, "counts"}
 """Fields of step records that the page shows in other ways than as courses."""
 COMPUTED = "computed"
 """The kind, in a `Key`, of courses that are computed from records but are no field of a record."""
