@@ -163,9 +163,17 @@ class _StateDictHook:
 
 def _differ_after(waits: Waits, P: int) -> bool:
     """Return whether the models of `P` groups are known to differ after a synchronization."""
-    if isinstance(waits, All | InNeighbors | Pairs):
-        return waits.late > 0 or (P > 2 and not isinstance(waits, All))  # two groups that exchange may agree
-    return isinstance(waits, RandomPartner) or (isinstance(waits, Slowest) and waits.staleness != 0)
+    match waits:
+        case All(late):
+            return late > 0
+        case InNeighbors(late=late) | Pairs(late=late):
+            return late > 0 or P > 2  # two groups that exchange may agree
+        case Slowest(staleness):
+            return staleness != 0
+        case RandomPartner():
+            return True
+        case _:
+            return False
 
 
 @contextlib.contextmanager
