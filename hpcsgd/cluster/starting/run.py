@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from hpcsgd.cluster.starting.choices import COLLECTIONS, METHODS
 from hpcsgd.cluster.starting.job_file import (
@@ -92,6 +93,39 @@ def _write(file: Path, text: str) -> None:
         raise UserError(f"{file}: cannot be written: {error.strerror}") from error
 
 
+@dataclass(frozen=True)
+class _Question(Generic[Answer]):
+    """The question for the setting `name`. `allowed`: the answers that it lists, if it lists any."""
+
+    name: str
+    default: Answer | None
+    allowed: str
+    read: Callable[[str], Answer]
+    """Makes an answer of the user's words."""
+    require: Callable[[Answer], object]
+    """Raises `UserError` for an answer that is a mistake."""
+
+    def put(self, ask: Ask) -> Answer:
+        """Ask until the answer is valid; before the question is repeated, say what was wrong."""
+        usual = "" if self.default is None else f" [{self.default}]"
+        question, wrong = f"{self.name}{f' ({self.allowed})' if self.allowed else ''}{usual}: ", ""
+        while True:
+            words = ask(wrong + question).strip()
+            if not words and self.default is not None:
+                return self.default
+            try:
+                return self.valid(self.read(words) if words else None)
+            except UserError as error:
+                wrong = f"{error}\n"
+
+    def valid(self, answer: Answer | None) -> Answer:
+        """Return `answer`, or raise `UserError` if it is missing or a mistake."""
+        if answer is None:
+            raise UserError(f"--{self.name} is missing. Allowed: {self.allowed}")
+        self.require(answer)
+        return answer
+
+
 class _Asked:
     """Asks the user until an answer is valid; uses defaults if nobody can be asked."""
 
@@ -107,58 +141,16 @@ class _Asked:
         require: Callable[[str], object],
     ) -> str:
         """Return `given`, the user's answer or the default; `require` raises `UserError` for a mistake."""
-        return self._valid(name, given, default, ", ".join(allowed), str, require)
+        return self._answer(given, _Question(name, default, ", ".join(allowed), str, require))
 
     def number(self, name: str, given: int | None, default: int, require: Callable[[int], object]) -> int:
         """Return `given`, the user's answer or the default; `require` raises `UserError` for a mistake."""
-        return self._valid(name, given, default, "", _number, require)
+        return self._answer(given, _Question(name, default, "", _number, require))
 
-    def _valid(
-        self,
-        name: str,
-        given: Answer | None,
-        default: Answer | None,
-        allowed: str,
-        read: Callable[[str], Answer],
-        require: Callable[[Answer], object],
-    ) -> Answer:
+    def _answer(self, given: Answer | None, question: _Question[Answer]) -> Answer:
         if given is None and self._ask is not None:
-            return self._answer(self._ask, name, default, allowed, read, require)
-        value = default if given is None else given
-        if value is None:
-            raise _missing(name, allowed)
-        require(value)
-        return value
-
-    def _answer(
-        self,
-        ask: Ask,
-        name: str,
-        default: Answer | None,
-        allowed: str,
-        read: Callable[[str], Answer],
-        require: Callable[[Answer], object],
-    ) -> Answer:
-        """Ask until the answer is valid; before the question is repeated, say what was wrong."""
-        usual = "" if default is None else f" [{default}]"
-        question, wrong = f"{name}{f' ({allowed})' if allowed else ''}{usual}: ", ""
-        while True:
-            words = ask(wrong + question).strip()
-            if not words and default is not None:
-                return default
-            try:
-                if not words:
-                    raise _missing(name, allowed)
-                value = read(words)
-                require(value)
-            except UserError as error:
-                wrong = f"{error}\n"
-            else:
-                return value
-
-
-def _missing(name: str, allowed: str) -> UserError:
-    return UserError(f"--{name} is missing. Allowed: {allowed}")
+            return question.put(self._ask)
+        return question.valid(question.default if given is None else given)
 
 
 def _number(words: str) -> int:
