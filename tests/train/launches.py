@@ -20,6 +20,8 @@ from pythons import python
 HPCSGD = [sys.executable, "-m", "hpcsgd"]
 # Prefixes of variables that the launcher of these tests may have set.
 LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "SLURM_", "HYDRA_", "PALS_", "FLUX_", "PBS_")
+PERMISSIONS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+"""Variables that only allow root to start jobs of Open MPI; no launcher sets them."""
 
 JOB = """\
 [data]
@@ -88,7 +90,11 @@ def start(folder: Path, command: list[str], **environment: str) -> programs.Runn
 
 def unlaunched(**more: str) -> dict[str, str]:
     """Return the environment with `more`, without variables of an outer launcher or batch system."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name in PERMISSIONS or not name.startswith(LAUNCHERS)
+    }
     return {**own, "OMP_NUM_THREADS": "1", **more}
 
 
