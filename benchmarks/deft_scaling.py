@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 from harness import Contestant, Goal, Run, Spread, interleaved, print_table
 from hpcsgd import kernels
-from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.files.pictures import BLUE, GREEN, GREY, ORANGE, STYLE, save
 from hpcsgd.models import lstm, ncf, resnet18
 from hpcsgd.parts.sparsifiers import Accumulated
 from hpcsgd.parts.sparsifiers.base import wanted
@@ -178,12 +178,12 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
 def _draw(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     for axes, task in zip(figure.subplots(1, len(tasks), sharey=True), tasks, strict=True):
-        for name, colour in (("kernel", "#0072B2"), ("torch.topk", "#D55E00")):
+        for name, colour in (("kernel", BLUE), ("torch.topk", ORANGE)):
             mine = [row for row in rows if row["task"] == task and row["select"] == name]
             workers = [r["n"] for r in mine]
             axes.plot(workers, [r["speed_up"] for r in mine], "o-", color=colour, label=name)
-        axes.plot(workers, [r["theory"] for r in mine], "--", color="#009E73", label="theory")
-        axes.plot(workers, workers, ":", color="#999999", label="linear")
+        axes.plot(workers, [r["theory"] for r in mine], "--", color=GREEN, label="theory")
+        axes.plot(workers, workers, ":", color=GREY, label="linear")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_title(f"{task}, d = {mine[0]['density']:g}\n{mine[0]['M'] / 1e6:.1f} M parameters")

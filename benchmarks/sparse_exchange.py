@@ -29,18 +29,30 @@ from matplotlib.figure import Figure
 
 from harness import Goal, Run, print_table
 from harness.hosts import on_hosts, shaped_hosts
-from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.files.pictures import (
+    AMBER,
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    INDIGO,
+    ORANGE,
+    PINK,
+    SKY,
+    STYLE,
+    save,
+)
 
 PARTS = {
-    "compute": "#999999",
-    "share": "#CC79A7",
-    "select": "#D55E00",
-    "encode": "#E69F00",
-    "indices": "#56B4E9",
-    "values": "#0072B2",
-    "grad_reduce": "#8C6D31",
-    "param_gather": "#332288",
-    "apply": "#009E73",
+    "compute": GREY,
+    "share": PINK,
+    "select": ORANGE,
+    "encode": AMBER,
+    "indices": SKY,
+    "values": BLUE,
+    "grad_reduce": BROWN,
+    "param_gather": INDIGO,
+    "apply": GREEN,
 }
 DENSE, DEFT = "dense", "DEFT"
 RIVALS = (DENSE, "Top-k", "CLT-k")

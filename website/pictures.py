@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcsgd.data import convert
-from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.files.pictures import BLUE, GREEN, GREY, ORANGE, STYLE, save
 from hpcsgd.methods import METHODS
 from hpcsgd.report.metrics import Record, read
 from public_names import needed
@@ -48,7 +48,6 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 PLAIN = ("sasgd",)
 """Methods that need SGD without momentum and weight decay."""
 SIZE, DPI = (7.0, 2.3), 80
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 
 
 def job(name: str, data_file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The style of pictures, and their atomic writing."""
+"""The style and the colours of pictures, and their atomic writing."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 """Parameters for matplotlib's `rc_context`."""
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+AMBER, SKY, PINK, BROWN, INDIGO, TEAL = "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99"
+COLOURS = (BLUE, ORANGE, GREEN, AMBER, SKY, PINK, BROWN, INDIGO, TEAL)
+"""Colours for lines and bars, in the order of use; colour-blind readers can distinguish them, too."""
 
 
 def require_format(flag: str, target: Path) -> None:

@@ -11,11 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.files.pictures import COLOURS, GREY, STYLE, save
 from hpcsgd.report.comparison import Comparison, Point
-from hpcsgd.report.curves import GREY, LOGARITHMIC_FROM, PHASE_COLOURS
+from hpcsgd.report.curves import LOGARITHMIC_FROM
 
-COLOURS = tuple(colour for colour in PHASE_COLOURS if colour != GREY)
 LINES = ("-", "--", ":")
 """Line styles of variants. All colours are used with one style before the next style."""
 PANELS = {"steps": "steps", "seconds": "seconds of training", "bytes": "bytes sent by a rank"}

@@ -15,14 +15,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.files.pictures import BLUE, COLOURS, GREEN, GREY, ORANGE, STYLE, save
 from hpcsgd.report.figures import FIGURES, found_in
 from hpcsgd.report.metrics import Record
 from hpcsgd.report.summary import byte_text, noted, of_kind, second_text
 from hpcsgd.report.totals import Totals
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
-PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
+PHASE_COLOURS = (*COLOURS, GREY)
 Draw = Callable[[Axes, Sequence[Record]], None]
 SMOOTHED_FROM = 20  # with fewer points, no smoothed curve is drawn
 LOGARITHMIC_FROM = 20  # if largest / smallest exceeds this ratio, the axis is logarithmic

@@ -13,13 +13,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.files.pictures import AMBER, BLUE, BROWN, GREEN, INDIGO, ORANGE, PINK, SKY, STYLE, save
 from hpcsgd.performance.planning.estimate import Estimate
 
 REFERENCE = "bsp"
 SAME = 0.005
 """Methods whose seconds differ by at most this share, on all numbers of ranks, are drawn as one line."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#8C6D31")
+COLOURS = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, INDIGO, BROWN)
 MARKERS = "os^vDP*X"
 LABEL_WIDTH = 52
 Line = dict[int, Estimate]

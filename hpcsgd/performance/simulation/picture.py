@@ -11,14 +11,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
-from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.files.pictures import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    INDIGO,
+    ORANGE,
+    PINK,
+    SKY,
+    STYLE,
+    TEAL,
+    save,
+)
 from hpcsgd.performance.simulation.compute import Seconds
 from hpcsgd.performance.simulation.failures import Checkpointing
 from hpcsgd.performance.simulation.rank_times import CAUSES, WAITING, RankTimes
 from hpcsgd.performance.simulation.simulate import Simulated
 
-WORK = ("#0072B2", "#56B4E9", "#332288", "#44AA99", "#009E73", "#B5D7EC")
-WAITS = ("#E69F00", "#D55E00", "#CC79A7", "#8C1C13")
+WORK = (BLUE, SKY, INDIGO, TEAL, GREEN, "#B5D7EC")
+WAITS = (AMBER, ORANGE, PINK, "#8C1C13")
 COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) | dict(
     zip(WAITING, WAITS, strict=True)
 )
@@ -59,27 +71,27 @@ def _apart(axes: Axes, stats: RankTimes) -> None:
     steps = np.arange(1, len(stats.mean) + 1)
     time = stats.mean
     for name, ends, colour in (
-        ("first group", stats.first, "#0072B2"),
-        ("last group", stats.last, "#D55E00"),
+        ("first group", stats.first, BLUE),
+        ("last group", stats.last, ORANGE),
     ):
         done = np.maximum.accumulate(ends)  # a late group may end a step after the others' next ones
         axes.plot(_averaged(time), _averaged(np.interp(time, done, steps) - steps), color=colour, label=name)
-    axes.axhline(0, color="#999999", linewidth=1)
+    axes.axhline(0, color=GREY, linewidth=1)
     axes.set(title="first and last group", xlabel="seconds since the start", ylabel="steps ahead of the mean")
     axes.margins(x=0)
     axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def _saving(axes: Axes, saving: Checkpointing) -> None:
-    axes.plot(saving.tried_seconds, saving.tried_goodput, color="#0072B2", label="simulated")
-    marks = (("Young", saving.young_seconds, "#009E73"), ("Daly", saving.daly_seconds, "#E69F00"))
+    axes.plot(saving.tried_seconds, saving.tried_goodput, color=BLUE, label="simulated")
+    marks = (("Young", saving.young_seconds, GREEN), ("Daly", saving.daly_seconds, AMBER))
     for name, seconds, colour in marks:
         axes.axvline(seconds, color=colour, linestyle="--", label=f"{name}: {seconds:,.0f} s")
     axes.plot(
         saving.best_seconds,
         saving.best_goodput,
         "o",
-        color="#D55E00",
+        color=ORANGE,
         label=f"best: {saving.best_seconds:,.0f} s",
     )
     axes.set(title="by checkpoint interval", xlabel="seconds of work between checkpoints", xscale="log")
