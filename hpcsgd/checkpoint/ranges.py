@@ -13,6 +13,8 @@ from hpcsgd.core.buffers import is_averaged, widened
 from hpcsgd.core.elements import in_rows
 from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.state import State
+from hpcsgd.engine.iterates import is_like_parameter
+from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.state_of_parts import RangeState
 
@@ -27,6 +29,11 @@ class SavedRange:
     elements: dict[str, tree.Item]
     rest: tree.Item
     method: dict[str, dict[str, tree.Item]]
+
+    @property
+    def parameter(self) -> tree.Item:
+        """The elements of the parameter, in the width in which it is updated."""
+        return self.elements.get(MASTER, self.w)
 
 
 def capture_ranges(
@@ -88,16 +95,20 @@ class SavedGroups:
             yield value
 
     def state(self, name: str, start: int, stop: int) -> RangeState:
-        """Return the optimizer state of elements [start, stop); empty if no group updated the parameter."""
-        groups = [group[name] for group in self._groups if _has_state(group.get(name, []))]
+        """Return the optimizer state of elements [start, stop); empty if no group updated the parameter.
+
+        A group that has not updated it counts in the mean of a raw iterate, with the parameter itself.
+        """
+        everyone = [group[name] for group in self._groups if name in group]
+        groups = [pieces for pieces in everyone if _has_state(pieces)]
         if not groups:
             return RangeState({}, {})
         fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have less state
         elements = {
             key: mean(
-                _elements(g, start, stop, lambda piece, key=key: piece.elements[key])
-                for g in groups
-                if key in g[0].elements
+                _elements(g, start, stop, lambda piece, key=key: piece.elements.get(key, piece.parameter))
+                for g in everyone
+                if key in g[0].elements or is_like_parameter(key)
             )
             for key in fullest.elements
         }

@@ -50,6 +50,11 @@ def is_iterate(name: str) -> bool:
     return name.rpartition(".")[2] == ITERATE
 
 
+def is_like_parameter(name: str) -> bool:
+    """Return whether state called `name` begins as a copy of the parameter: a raw iterate, or a kept y."""
+    return name.rpartition(".")[2] in (ITERATE, KEPT)
+
+
 def in_train_mode(optimizer: optim.Optimizer) -> bool | None:
     """Return whether the optimizer's flag says that it is in training mode; None if there is no flag."""
     places = [*optimizer.param_groups, *(optimizer.state.get(p, {}) for p in _parameters(optimizer))]

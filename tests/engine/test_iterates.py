@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd import DistributedOptimizer
 from hpcsgd.comm import Communicator, threads
-from hpcsgd.core.topology import form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
@@ -290,6 +290,49 @@ def test_checkpoints_keep_the_mode_and_both_iterates(
             assert torch.equal(y, same[1])
         if mode == "eval":
             close(x, shown)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_other_groups_start_from_both_means_of_a_parameter_that_one_had_updated(
+    run, tmp_path: Path, mode: str
+) -> None:
+    """A group that has not updated it has no raw iterate; there it is the parameter."""
+
+    def updated(topology: Topology) -> tuple[nn.Module, Any]:
+        net = model()
+        inner = Gpa(net.parameters())
+        optimizer: Any = DistributedOptimizer(inner, net, topology, hpcsgd.hierarchical(9))
+        return net, optimizer
+
+    def saved(world: Communicator) -> tuple[Tensor, Tensor]:
+        topology = form(world, 2)
+        net, optimizer = updated(topology)
+        optimizer.train()
+        first, *others = net.parameters()
+        value = loss(net, *batch(0, topology.rank))
+        value.backward(inputs=others if topology.group_index else [first, *others])
+        optimizer.step()
+        y = first.detach().clone()
+        optimizer.eval()
+        x = first.detach().clone()
+        if mode == "train":
+            optimizer.train()
+        hpcsgd.save(tmp_path, optimizer)
+        return y, x
+
+    def loaded(world: Communicator) -> tuple[Any, Tensor, Tensor]:
+        before = threads.run(2, saved)
+        net, optimizer = updated(form(world, 1))
+        hpcsgd.load(tmp_path, optimizer)
+        optimizer.train()
+        y = next(net.parameters()).detach().clone()
+        optimizer.eval()
+        return before, y, next(net.parameters()).detach().clone()
+
+    ((before, y, x),) = run(1, loaded)
+    close(y, (before[0][0] + before[1][0]) / 2)
+    close(x, (before[0][1] + before[1][1]) / 2)
 
 
 @pytest.mark.parametrize("kind", ["AdamWScheduleFree", "Gpa"])
