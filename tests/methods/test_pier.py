@@ -114,6 +114,17 @@ def test_in_few_bits_the_first_average_is_exact(run) -> None:
         torch.testing.assert_close(mine[7], theirs[7], rtol=0, atol=0.02)
 
 
+@pytest.mark.ranks(4)
+def test_exdyna_divides_the_model_anew_after_the_lazy_start(run) -> None:
+    """In the lazy start all ranks share the search, and later those of a group."""
+    sparse = lambda: hpcsgd.Sparse(hpcsgd.ExDyna(0.2))  # noqa: E731
+    new = lambda: pier(EVERY, STEPS, 0.5, grad_reduce=sparse())  # noqa: E731
+    ranks = run(4, lambda w: distributed(w, 2, new(), OPTIMIZERS["SGD"], STEPS))
+    for mine, theirs in zip(ranks, [ranks[0], ranks[0], ranks[2], ranks[2]], strict=True):
+        assert all(torch.equal(w, v) for w, v in zip(mine, theirs, strict=True))
+    assert not torch.equal(ranks[0][6], ranks[2][6])
+
+
 def test_a_lazy_start_of_no_step_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         pier(50, 20_000)

@@ -110,7 +110,7 @@ class ExDyna:
     def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         self._threshold.begin(x, workers)
         M, n = x.acc.numel(), workers.size
-        if not self._blocks:
+        if len(self._blocks) != n:  # they may be those of the lazy start of `pier`, among all ranks
             self._blocks = even_blocks(M, n)
         part = (t + workers.rank) % n
         start = sum(self._blocks[:part]) * block_size(M)
