@@ -75,7 +75,8 @@ class Switch:
 
     def look(self, s: StepContext) -> None:
         decayed, self.lr = s.lr < self.lr, s.lr
-        self.last = not self.over and (decayed if self.at == FIRST_LR_DECAY else s.t == self.at)
+        # A resumed run may have another `at`, which is already past.
+        self.last = not self.over and (s.t >= self.at if isinstance(self.at, int) else decayed)
 
 
 class SwitchedGradReduce:

@@ -150,6 +150,16 @@ def test_when_the_groups_begin_to_synchronize(run, at: int | str, expected: list
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_a_resumed_run_whose_switch_is_past_changes_at_once(run, at: int) -> None:
+    def synced(world: Communicator) -> list[int]:
+        steps = trained(world, switch(bsp(), sgp(), 7), DECAYING, switch(bsp(), sgp(), at))
+        return [t for t, did in enumerate(steps) if did]
+
+    assert run(2, synced) == [[4, 5, 6, 7]] * 2
+
+
+@pytest.mark.ranks(2)
 def test_a_state_of_other_methods_is_refused(run) -> None:
     def loaded(world: Communicator) -> None:
         topology = form(world, groups=2)
