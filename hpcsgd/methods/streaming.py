@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -47,6 +47,7 @@ from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers.fragment_sync import LEFT, FragmentSync
 from hpcsgd.parts.averagers.fragments import fragments, put_together
 from hpcsgd.parts.averagers.pending_average import PendingAverage, begin, on_own_thread, step_on_own_thread
+from hpcsgd.parts.outer_schedules.base import require_rate
 from hpcsgd.parts.schedules.in_turn import InTurn
 
 log = logging.getLogger(__name__)
@@ -180,11 +181,11 @@ class Streaming:
         if len(known) != len(self._streams):
             self._tell_dropped(s, set[str]().union(*known) - known[fewest])
             for stream in self._streams:
-                stream.apply(_of(stream, known[fewest], chunks), same["rest"][fewest])
+                stream.apply(stream.parts_of(known[fewest], chunks), same["rest"][fewest])
             return
         distances = saved.per_rank.get("distances", [None] * len(known))
         for p, stream in enumerate(self._streams):
-            mine = _of(stream, same["names"][p], chunks)
+            mine = stream.parts_of(same["names"][p], chunks)
             stream.apply(mine, same["rest"][p])
             if LEFT in mine:
                 due, left_out = same["due"][p], tuple(same["left_out"][p])
@@ -231,12 +232,6 @@ class Streaming:
             s.metrics.update(mine.metrics)
 
 
-def _of(
-    stream: FragmentSync, names: Collection[str], chunks: Mapping[str, list[Tensor]]
-) -> dict[str, list[Tensor]]:
-    return {name: stream.fragment.of(chunks[name]) for name in names if name in chunks}
-
-
 @method(cite="douillard2025streaming")
 @checked
 def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha: float = 0.5) -> Method:
@@ -260,7 +255,8 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: If `method` is of another kind, or an argument is outside these bounds.
+        UserError: If `method` is of another kind, an argument is outside these bounds, or the method's
+            `outer_schedule` has a rate of 0 at the first synchronization of a fragment.
 
     Note:
         Once all fragments have been synchronized, `optimizer.metrics["distance"]` covers all of them, each as
@@ -294,6 +290,8 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
     if not 0 <= update_alpha < 1:
         why = f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 no result would be used"
         raise UserError(why, key="update_alpha", value=update_alpha)
+    for _, part in parts_of("averager", method.averager):
+        require_rate(getattr(part, "schedule", None), -(-every // num_fragments))
     turn = InTurn(every, num_fragments)
     return replace(
         method, schedule=turn, averager=Streaming(method.averager, turn, sync_delay, float(update_alpha))

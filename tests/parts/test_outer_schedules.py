@@ -17,7 +17,7 @@ from hpcsgd import UserError, outer_schedules
 from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import ModelLayout
-from hpcsgd.methods import diloco, ensemble_sync, sparseloco
+from hpcsgd.methods import diloco, ensemble_sync, sparseloco, streaming
 from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.parts.averagers import NESTEROV
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, OuterValues
@@ -102,6 +102,10 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "outer_schedule: its rate is 0 at step 2, where groups synchronize: they would lose what they have "
     "learned; let the schedule begin earlier": lambda: diloco(
         2, outer_schedule=outer_schedules.pier(100, begin=0.1)
+    ),
+    "outer_schedule: its rate is 0 at step 3, where groups synchronize: they would lose what they have "
+    "learned; let the schedule begin earlier": lambda: streaming(
+        diloco(9, outer_schedule=outer_schedules.piecewise(100, lr=[[0.04, 0], [0.05, 1]])), 3, 1
     ),
     "outer_schedule: sparseloco has no outer momentum: expected a schedule of lr alone": lambda: sparseloco(
         2, outer_schedule=outer_schedules.muloco()

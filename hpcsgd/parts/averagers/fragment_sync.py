@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,10 @@ class FragmentSync:
         self.distance = mine.squared_distance
         if None in distances:
             mine.metrics.pop("distance", None)
+
+    def parts_of(self, names: Iterable[str], vectors: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+        """Return the fragment's parts of those of `vectors`, of the whole model, that are in `names`."""
+        return {name: self.fragment.of(vectors[name]) for name in names if name in vectors}
 
     def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
         """Wait for the pending average; return the state as vectors by name, and other values by role.

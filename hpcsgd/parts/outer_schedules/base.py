@@ -71,13 +71,7 @@ def require_useful(schedule: OuterSchedule, sync_every: int, begin: int = 0, num
     0 at the first one of any, because groups would lose what they have learned.
     """
     steps = -(-sync_every // num_fragments)
-    first = (begin // steps + 1) * steps
-    if schedule.at(first, 2).lr == 0:
-        raise UserError(
-            f"outer_schedule: its rate is 0 at step {first}, where groups synchronize: they would lose what "
-            "they have learned; let the schedule begin earlier",
-            key="outer_schedule",
-        )
+    require_rate(schedule, (begin // steps + 1) * steps)
     bounds = sorted({0, *(max(knot, begin) for knot in schedule.knots)})
     counts = [stop // sync_every - start // sync_every for start, stop in itertools.pairwise(bounds)]
     if counts and min(counts) < FEW:
@@ -87,3 +81,16 @@ def require_useful(schedule: OuterSchedule, sync_every: int, begin: int = 0, num
             "take a shorter sync_every, or a momentum of 0.9 at most",
             start, stop, min(counts), FEW,
         )  # fmt: skip
+
+
+def require_rate(schedule: object, first: int) -> None:
+    """Raise `UserError` if `schedule` is an outer schedule with a rate of 0 after step `first`.
+
+    That is the first step after which groups synchronize.
+    """
+    if isinstance(schedule, OuterSchedule) and schedule.at(first, 2).lr == 0:
+        raise UserError(
+            f"outer_schedule: its rate is 0 at step {first}, where groups synchronize: they would lose what "
+            "they have learned; let the schedule begin earlier",
+            key="outer_schedule",
+        )
