@@ -172,9 +172,9 @@ def diloco(
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: If `sync_every` is below 1, `outer` does not make a torch optimizer, or `outer_schedule`
-            has a momentum and that optimizer has none, or a rate of 0 at the first synchronization; or
-            `merge` is combined with `quantize` or `guard`.
+        UserError: If `sync_every` is below 1, `outer` does not make an element-wise torch optimizer of the
+            given tensors with a rate above 0, or `outer_schedule` has a momentum and that optimizer has none,
+            or a rate of 0 at the first synchronization; or `merge` is combined with `quantize` or `guard`.
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per

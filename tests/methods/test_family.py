@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.comm import Communicator
@@ -237,6 +237,20 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         (lambda: sparseloco(2, selection=AcrossShards(0.5)), "block = 0.5: expected a whole number"),  # type: ignore[arg-type]
         (lambda: diloco(2, "SGD"), "outer = 'SGD': expected a function that returns an Optimizer"),  # type: ignore[arg-type]
         (lambda: diloco(2, lambda params: params), "outer: it makes a list, expected a torch optimizer"),  # type: ignore[arg-type, return-value]
+        (
+            lambda: diloco(2, lambda _: optim.SGD([torch.zeros(2)], lr=1.0)),
+            "outer: its SGD has other tensors than those that it was given: expected a function such as",
+        ),
+        (
+            lambda: diloco(2, lambda ws: optim.SGD(ws, lr=0.0)),
+            "outer: its SGD has lr = 0: expected a rate > 0",
+        ),
+        (lambda: diloco(2, lambda ws: optim.SGD(ws, lr=math.nan)), "outer: its SGD has lr = nan: expected a"),
+        (lambda: diloco(2, optim.LBFGS), r"outer: step\(\) of its LBFGS fails: "),  # type: ignore[arg-type]
+        (
+            lambda: diloco(2, optim.Adafactor),  # type: ignore[arg-type]
+            "outer: its Adafactor does not update each element separately",
+        ),
     ],
 )
 def test_refusals(make: Callable[[], Method], message: str) -> None:

@@ -10,6 +10,7 @@ vectors' dtype, so that rounding errors do not count as movement.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -171,6 +172,8 @@ def _try_out(
     made = make_optimizer([theta])
     if not isinstance(made, optim.Optimizer):
         raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
+    _require_useful(made, theta, schedule)
+    _require_elementwise(make_optimizer)
     theta.grad = torch.zeros_like(theta)
     made.step()
     if schedule is not None:
@@ -178,3 +181,43 @@ def _try_out(
             set_outer_values(made, schedule.at(knot, 2))
             made.step()
     return dict(made.state[theta])
+
+
+def _require_useful(made: optim.Optimizer, theta: Tensor, schedule: OuterSchedule | None) -> None:
+    """Raise `UserError` if `made` does not move `theta`, because it has other tensors or no finite rate."""
+    if [id(x) for group in made.param_groups for x in group["params"]] != [id(theta)]:
+        raise UserError(
+            f"outer: its {type(made).__name__} has other tensors than those that it was given: expected a "
+            "function such as lambda ws: torch.optim.SGD(ws, lr=0.7)",
+            key="outer",
+        )
+    sets_lr = schedule is not None and schedule.at(0, 2).lr is not None
+    for lr in () if sets_lr else (group["lr"] for group in made.param_groups if "lr" in group):
+        if not 0 < float(lr) < math.inf:
+            raise UserError(
+                f"outer: its {type(made).__name__} has lr = {float(lr):g}: expected a rate > 0, because "
+                "groups would lose what they have learned",
+                key="outer",
+            )
+
+
+def _require_elementwise(make_optimizer: MakeOptimizer) -> None:
+    """Raise `UserError` if the steps of an element depend on the values and gradients of others."""
+    found: set[float] = set()
+    for other in (1.0, 1000.0):
+        theta = torch.tensor([1.0, other], device="cpu")
+        made = make_optimizer([theta])
+        kind = type(made).__name__
+        for gradient in ([1.0, other], [0.5, 1 / other]):
+            theta.grad = torch.tensor(gradient, device="cpu")
+            try:
+                made.step()
+            except Exception as error:
+                raise UserError(f"outer: step() of its {kind} fails: {error}", key="outer") from error
+        found.add(theta[0].item())
+    if len(found) > 1:
+        raise UserError(
+            f"outer: its {kind} does not update each element separately, so its steps would depend on how "
+            "the model is divided among ranks: take one such as SGD or Adam",
+            key="outer",
+        )
