@@ -77,8 +77,10 @@ def muon(
     for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
         if not 0 <= value < math.inf:
             raise UserError(f"muon: {name} = {value}: expected a number ≥ 0")
-    if ns_steps < 1:
-        raise UserError(f"muon: ns_steps = {ns_steps}: expected a number of iterations ≥ 1")
+    if momentum >= 1:
+        raise UserError(f"muon: momentum = {momentum}: expected a number ≥ 0 and < 1")
+    if not 1 <= ns_steps < 100:
+        raise UserError(f"muon: ns_steps = {ns_steps}: expected a number of iterations from 1 to 99")
     if period < 1:
         raise UserError(f"muon: period = {period}: expected a number of steps ≥ 1")
     kind = getattr(optim, "Muon", None)
@@ -93,9 +95,12 @@ def muon(
         parts[0].param_groups[0][PERIOD] = period
     if others:
         given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, **(rest or {})}
-        if "betas" in given:
-            given["betas"] = tuple(given["betas"])  # a job file gives a list
-        parts.append(optim.AdamW(others, **given))
+        if isinstance(given.get("betas"), list):  # a job file gives a list
+            given["betas"] = tuple(given["betas"])
+        try:
+            parts.append(optim.AdamW(others, **given))
+        except (IndexError, TypeError, ValueError) as error:
+            raise UserError(f"muon: rest = {dict(rest or {})}: AdamW does not take it: {error}") from error
     return ChainedOptimizer(*parts)
 
 

@@ -23,7 +23,7 @@ Differences from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -91,21 +91,20 @@ class QHAdam(optim.Optimizer):
         weight_decay: float = 0.0,
         bias_correction: bool = False,
     ) -> None:
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not 0 <= value < math.inf:
-                raise UserError(f"QHAdam: {name} = {value}: expected a number ≥ 0", key=name, value=value)
         decays = tuple(betas)  # a job file gives a list
-        if len(decays) != 2 or not all(0 <= beta < 1 for beta in decays):
-            raise UserError(
-                f"QHAdam: betas = {decays}: expected two numbers ≥ 0 and < 1", key="betas", value=betas
-            )
-        if not 0 <= nu <= 1:
-            raise UserError(f"QHAdam: nu = {nu}: expected a number from 0 to 1", key="nu", value=nu)
         options = {"lr": lr, "betas": decays, "nu": nu, "eps": eps, "weight_decay": weight_decay}
+        _require_in_bounds(options)
         try:
             super().__init__(params, {**options, "bias_correction": bias_correction})
+        except UserError:
+            raise
         except (TypeError, ValueError) as error:
             raise UserError(f"QHAdam: params: {error}", key="params") from error
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as of any torch optimizer; raise `UserError` if its numbers are wrong."""
+        super().add_param_group(param_group)
+        _require_in_bounds(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -128,6 +127,19 @@ class QHAdam(optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state
+
+
+def _require_in_bounds(options: Mapping[str, Any]) -> None:
+    for name in ("lr", "eps", "weight_decay"):
+        if not 0 <= (value := options[name]) < math.inf:
+            raise UserError(f"QHAdam: {name} = {value}: expected a number ≥ 0", key=name, value=value)
+    betas, nu = options["betas"], options["nu"]
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UserError(
+            f"QHAdam: betas = {betas}: expected two numbers ≥ 0 and < 1", key="betas", value=betas
+        )
+    if not 0 <= nu <= 1:
+        raise UserError(f"QHAdam: nu = {nu}: expected a number from 0 to 1", key="nu", value=nu)
 
 
 def _update(p: Tensor, g: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:

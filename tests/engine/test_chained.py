@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,27 @@ def test_which_matrices_may_be_said() -> None:
         muon(nn.Sequential(nn.Linear(3, 3)), 0.02)
     alone = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     assert len(muon(alone, 0.02, hidden=["*"]).param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"momentum": 1.0}, "muon: momentum = 1.0: expected a number ≥ 0 and < 1"),
+        ({"ns_steps": 100}, "muon: ns_steps = 100: expected a number of iterations from 1 to 99"),
+        (
+            {"rest": {"lr": -1.0}},
+            "muon: rest = {'lr': -1.0}: AdamW does not take it: Invalid learning rate: -1.0",
+        ),
+        (
+            {"rest": {"betas": 0.9}},
+            "muon: rest = {'betas': 0.9}: AdamW does not take it: 'float' object is not subscriptable",
+        ),
+    ],
+)
+def test_what_muon_refuses(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as refused:
+        muon(Kinds(tied=False), 0.02, **options)
+    assert str(refused.value) == line
 
 
 def test_an_older_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

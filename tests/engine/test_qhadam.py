@@ -187,6 +187,20 @@ def test_numbers_out_of_bounds_are_refused(options: dict[str, Any], message: str
         QHAdam([nn.Parameter(torch.zeros(1))], **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"nu": 1.5}, "QHAdam: nu = 1.5: expected a number from 0 to 1"),
+        ({"lr": -0.1}, "QHAdam: lr = -0.1: expected a number ≥ 0"),
+        ({"betas": [0.9, 1.0]}, "QHAdam: betas = [0.9, 1.0]: expected two numbers ≥ 0 and < 1"),
+    ],
+)
+def test_numbers_of_a_parameter_group_out_of_bounds_are_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as refused:
+        QHAdam([{"params": [nn.Parameter(torch.zeros(1))], **options}])
+    assert str(refused.value) == line
+
+
 def made(params: Any) -> QHAdam:
     params = list(params)
     return QHAdam([{"params": params[1::2], "lr": 0.02}, {"params": params[0::2]}], 0.05, (0.8, 0.9), 0.7)
