@@ -11,7 +11,8 @@ synchronization, and w_g the model of group g:
     Δ̄ ← Δ̄·min(1, φ/(‖Δ̄‖₂ + 10⁻⁶))
     w_g ← θ + Δ̄             for every group; θ if all groups are left out
 
-m_g and σ_g² are the mean and the variance of earlier norms of group g. Norms that were left out do not count.
+m_g and σ_g² are the mean and the variance of earlier norms of group g. Norms that were left out do not count,
+nor do those of 0, of a group that has not trained since the last synchronization.
 With δ = G_g − m_g and r = max(a, 1/n) for the n-th norm:
 
     m_g ← m_g + r·δ,   σ_g² ← (1 − r)·(σ_g² + r·δ²)

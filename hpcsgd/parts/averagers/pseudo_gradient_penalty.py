@@ -107,6 +107,8 @@ class NormHistory:
         return G - self.mean > guard.threshold * math.sqrt(self.variance)
 
     def including(self, G: float, guard: PseudoGradientPenalty) -> NormHistory:
+        if G == 0:  # no training since the last synchronization, as when another group returns
+            return self
         n = self.count + 1
         r, delta = max(guard.smoothing, 1 / n), G - self.mean
         return NormHistory(self.mean + r * delta, (1 - r) * (self.variance + r * delta**2), n)

@@ -66,6 +66,14 @@ def test_a_history_has_the_moments_of_all_norms() -> None:
     assert history(norms[:50], PLAIN).mean == pytest.approx(np.mean(norms[:50]))
 
 
+def test_synchronizations_without_training_hide_no_outlier() -> None:
+    """Such as those in which another group returns: all norms are 0 there."""
+    norms = np.random.default_rng(0).normal(1.0, 0.05, 20).tolist()
+    past = history([0.0, *norms[:10], 0.0, *norms[10:], 0.0], PLAIN)
+    assert past == history(norms, PLAIN)
+    assert past.is_outlier(1.5, PLAIN)
+
+
 def test_what_is_an_outlier() -> None:
     norms = np.random.default_rng(0).normal(1.0, 0.05, 20).tolist()
     past = history(norms, PLAIN)
