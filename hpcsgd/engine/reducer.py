@@ -149,7 +149,13 @@ class GradientReducer:
         self._settle(self._buckets)
 
     def scaled(self) -> None:
-        """Record that gradients have been scaled, but only those that this rank uses in its update."""
+        """Record that gradients have been scaled, but only those that this rank uses in its update.
+
+        A scale of NaN has made NaN of the zeros of missing gradients, too: they become zeros again.
+        """
+        for number, kind in self._gradients.missing.items():
+            if kind is Presence.MISSING:
+                self._slots[number].blank()
         if self._divided:
             self._whole = False
             for slot in self._slots:

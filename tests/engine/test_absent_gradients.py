@@ -101,6 +101,26 @@ def experts_are_as_in_one_process(
 
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("grad_reduce", GRAD_REDUCES)
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_clipping_to_a_norm_of_nan_leaves_unused_parameters_as_they_are(
+    run, P: int, K: int, grad_reduce: str, kind: str
+) -> None:
+    def train(world: Communicator) -> None:
+        net = Experts()
+        inner, method = MAKE[kind](net.parameters()), GRAD_REDUCES[grad_reduce]()
+        optimizer = DistributedOptimizer(inner, net, form(world, P), method, bucket_cap_mb=1e-4)
+        unused = vector(net.experts[1])
+        (value(net, 3, world.rank) * torch.nan).backward()
+        assert optimizer.clip_grad_norm_(1.0).isnan()
+        optimizer.step()
+        assert vector(net.trunk).isnan().all()
+        assert torch.equal(vector(net.experts[1]), unused)
+
+    run(P * K, train)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("grad_reduce", GRAD_REDUCES)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_experts_that_some_ranks_or_no_rank_uses(
