@@ -14,6 +14,7 @@ import hpcsgd
 from hpcsgd.comm import Communicator
 from hpcsgd.core.graphs import Exponential
 from hpcsgd.core.topology import form
+from hpcsgd.errors import UserError
 from hpcsgd.methods import (
     METHODS,
     Method,
@@ -35,6 +36,7 @@ from references import (
     distributed,
     local_sgd,
     model,
+    one_step,
     same,
     vector,
 )
@@ -137,6 +139,30 @@ def test_optimizer_state_goes_around_the_outer_step(run, moments: Any) -> None:
     ranks = run(2, lambda w: distributed(w, 2, diloco(EVERY, outer, optimizer_state=moments), make, STEPS))
     plain = run(2, lambda w: distributed(w, 2, hierarchical(EVERY, optimizer_state=moments), make, STEPS))
     same(ranks, list(zip(*plain, strict=True)), 1)
+
+
+@pytest.mark.ranks(2)
+def test_a_state_of_another_outer_optimizer_is_refused(run) -> None:
+    adam: Any = lambda ws: optim.Adam(ws, lr=0.1)  # noqa: E731
+
+    def resumed(world: Communicator, before: Any, after: Any) -> None:
+        topology, state = form(world, 2), {}
+        for make in (before, after):
+            net = model()
+            inner = optim.SGD(net.parameters(), lr=0.1)
+            optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, diloco(1, make))
+            if state:
+                optimizer.load_state_dict(state)
+            one_step(net, optimizer, topology, 0)
+            state = optimizer.state_dict()
+
+    run(2, resumed, NESTEROV, lambda ws: optim.SGD(ws, lr=1.0))
+    with pytest.raises(UserError) as refused:
+        run(2, resumed, NESTEROV, adam)
+    assert str(refused.value) == (
+        "outer: the checkpoint has no exp_avg of Adam, but momentum_buffer: continue with the outer "
+        "optimizer that was saved"
+    )
 
 
 STILL: dict[str, Callable[[], Method]] = {

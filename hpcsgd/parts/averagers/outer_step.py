@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,7 @@ class OuterStep:
                 if k.startswith(OUTER_STATE)
             }
             if state := copy.deepcopy(saved.replicated["rest"]) | moments:
+                self._require_known(state)
                 self._optimizer.state[theta] = state
 
     def set_values(self, t: int, P: int) -> dict[str, float]:
@@ -137,6 +138,15 @@ class OuterStep:
     def _numbers(self) -> list[str]:
         """The names of the optimizer's state that are numbers, such as a step count."""
         return [name for name, value in self._sample.items() if _is_number(value)]
+
+    def _require_known(self, saved: Mapping[str, Any]) -> None:
+        """Raise `UserError` if the `saved` state is of another kind of optimizer."""
+        if missing := sorted(self._sample.keys() - saved.keys()):
+            raise UserError(
+                f"outer: the checkpoint has no {missing[0]} of {type(self._optimizer).__name__}, but "
+                f"{', '.join(sorted(saved))}: continue with the outer optimizer that was saved",
+                key="outer",
+            )
 
     def require_shareable(self) -> None:
         """Raise `UserError` if the optimizer has state that `shared` cannot give to another group."""
