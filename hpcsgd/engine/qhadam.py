@@ -102,7 +102,7 @@ class QHAdam(optim.Optimizer):
             raise UserError(f"QHAdam: params: {error}", key="params") from error
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as of any torch optimizer; raise `UserError` if its numbers are wrong."""
+        """Add the parameter group `param_group`, as of any torch optimizer, if its numbers are in bounds."""
         super().add_param_group(param_group)
         _require_in_bounds(param_group)
 

@@ -258,7 +258,7 @@ def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
             r"\[method\] outer: SGD has no argument 'momentun'; did you mean 'momentum'",
         ),
         ("--method.outer.lr -1.0", r"\[method\]: outer: SGD: Invalid learning rate: -1.0"),
-        ("--method.outer {name='LBFGS'}", r"\[method\]: diloco: .*closure"),
+        ("--method.outer {name='LBFGS'}", r"\[method\]: outer: step\(\) of its LBFGS fails: .*closure"),
         ("--method.outer 3", r"\[method\] outer = 3: expected a name, or a table with it; Allowed: ASGD, "),
         (
             f"--method.outer {{name='{HERE}:net',start=0.5}}",
