@@ -14,7 +14,7 @@ import inspect
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn, optim
@@ -158,6 +158,10 @@ def in_words(value: Any) -> str:
 
 def _part_facts(what: str, part: Any) -> Iterator[Fact]:
     """Yield the facts of a part. For one of hpcsgd's own parts these are its settings, not its state."""
+    if isinstance(part, Mapping):
+        for name, value in cast("Mapping[Any, Any]", part).items():
+            yield from _part_facts(f"{what}.{name}", value)
+        return
     if not is_ours(part):
         yield what, in_words(part)
         return

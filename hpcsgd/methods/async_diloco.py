@@ -67,13 +67,18 @@ class DelayedNesterov:
     vectors_per_part = 3
 
     def __init__(
-        self, epsilon: float, beta: float, N: int | None, spread: float, schedule: OuterSchedule | None
+        self,
+        epsilon: float,
+        beta: float,
+        buffer_size: int | None,
+        spread: float,
+        schedule: OuterSchedule | None,
     ) -> None:
         """Store the rate ε, the momentum β, N (None: the number of groups) and `spread`, which is c·N.
 
         `schedule` replaces ε and β at each update.
         """
-        self._epsilon, self._beta, self._buffer_size = epsilon, beta, N
+        self._epsilon, self._beta, self._buffer_size = epsilon, beta, buffer_size
         self._spread, self._schedule = spread, schedule
 
     def begin(self, part: Sequence[Tensor], P: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import hpcsgd
 from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
 from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
-from hpcsgd.engine.alike import SHORT, Fact, difference, in_words, method_facts, settings
+from hpcsgd.engine.alike import SHORT, Fact, difference, in_words, is_ours, method_facts, settings
 from hpcsgd.parts.averagers import NESTEROV
 from methods.table import EXCEPTIONS, REFERENCES
 from references import model as make_model
@@ -120,6 +120,23 @@ def test_unlike_methods(run, n: int, unlike: str) -> None:
     assert messages[0].startswith(f"ranks 0 and 1 differ: {told}")
 
 
+UNLIKE_NUMBERS: dict[str, Callable[[int], Method]] = {
+    "averager.make_optimizer.options.lr is 0.5 on rank 0 and 0.75 on rank 1": lambda rank: hpcsgd.diloco(
+        2, lambda ws: optim.SGD(ws, lr=0.5 + rank / 4)
+    ),
+    "averager.rule.buffer_size is 1 on rank 0 and 2 on rank 1": lambda rank: hpcsgd.async_diloco(
+        2, buffer_size=1 + rank
+    ),
+}
+
+
+@pytest.mark.parametrize("told", UNLIKE_NUMBERS)
+@pytest.mark.parametrize("n", [2])
+def test_numbers_inside_a_method(run, n: int, told: str) -> None:
+    messages = run(n, lambda world: wrapped(world, method=UNLIKE_NUMBERS[told](world.rank)))
+    assert messages[0].startswith(f"ranks 0 and 1 differ: the method's {told}")
+
+
 OPTIONS: dict[str, Sequence[Any]] = {
     "gradient_accumulation_steps": (1, 2),
     "bucket_cap_mb": (0.5, 1.0),
@@ -198,10 +215,18 @@ def every_method() -> dict[str, Method]:
     }
 
 
+def inside(part: Any) -> Iterator[Any]:
+    """Yield `part` and what it is made with, as far as that is of this package."""
+    yield part
+    for setting in settings(part).values() if is_ours(part) else ():
+        if is_ours(setting) and not isinstance(setting, Method) and not inspect.isroutine(setting):
+            yield from inside(setting)
+
+
 @pytest.mark.parametrize("name", every_method())
 def test_parts_keep_what_they_are_made_with_by_name(name: str) -> None:
     """Otherwise a difference in an argument between two ranks would not be found."""
-    for role, part in every_method()[name].by_role():
+    for role, part in ((role, x) for role, found in every_method()[name].by_role() for x in inside(found)):
         if not dataclasses.is_dataclass(part) and type(part).__init__ is not object.__init__:
             assert list(settings(part)) == list(inspect.signature(type(part)).parameters), role
 

@@ -77,8 +77,8 @@ class OuterElasticFragments:
     ) -> None:
         self.inner, self.turn, self.traits = inner, turn, inner.traits
         self.tokens_per_step, self._weights = tokens_per_step, TokenWeights(tokens_per_step, turn.F)
-        self.make_optimizer, self.schedule = make_optimizer, schedule
         self.outers = [OuterStep(make_optimizer, schedule) for _ in range(turn.F)]
+        self.make_optimizer, self.schedule = self.outers[0].make_optimizer, schedule
         self.outers[0].require_shareable()
         self._cut: list[Fragment] = []
         self._whole: list[Tensor] = []

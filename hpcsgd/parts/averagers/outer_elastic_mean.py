@@ -190,7 +190,10 @@ class OuterElasticMean:
         self.tokens_per_step, self._weights = tokens_per_step, TokenWeights(tokens_per_step)
         self.traits = inner.traits
         self.outer.require_shareable()
-        self.make_optimizer, self.schedule = make_optimizer, schedule  # by which ranks are compared
+        self.make_optimizer, self.schedule = (
+            self.outer.make_optimizer,
+            schedule,
+        )  # by which ranks are compared
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self._start(s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,17 @@ OUTER_STATE = "outer "
 """The prefix of the outer optimizer's state tensors in the method's state."""
 
 
+@dataclass(frozen=True)
+class OuterMaker:
+    """The function `make`, with the `options` of the optimizer that it makes, by which ranks are compared."""
+
+    make: MakeOptimizer
+    options: Mapping[str, Any]
+
+    def __call__(self, vectors: Sequence[Tensor]) -> optim.Optimizer:
+        return self.make(vectors)
+
+
 class OuterStep:
     """θ and the optimizer that `make_optimizer` makes for it; `schedule` sets its rate and momentum.
 
@@ -38,8 +50,8 @@ class OuterStep:
     """
 
     def __init__(self, make_optimizer: MakeOptimizer, schedule: OuterSchedule | None = None) -> None:
-        self._sample = _try_out(make_optimizer, schedule)
-        self.make_optimizer, self.schedule = make_optimizer, schedule
+        self._sample, options = _try_out(make_optimizer, schedule)
+        self.make_optimizer, self.schedule = OuterMaker(make_optimizer, options), schedule
         self.theta: list[Tensor] = []
         """One tensor per vector; empty before `start`."""
         self._optimizer: optim.Optimizer | None = None
@@ -173,8 +185,10 @@ def _is_number(value: Any) -> bool:
 
 def _try_out(
     make_optimizer: Callable[[Sequence[Tensor]], object], schedule: OuterSchedule | None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the state that the outer optimizer keeps for a tensor, with the values of `schedule`.
+
+    The second result has the options of the optimizer.
 
     The trial also reports a wrong optimizer now, instead of at the first synchronization.
     """
@@ -183,6 +197,7 @@ def _try_out(
     if not isinstance(made, optim.Optimizer):
         raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
     _require_useful(made, theta, schedule)
+    options = {name: x for name, x in made.param_groups[0].items() if name != "params"}
     _require_elementwise(make_optimizer)
     theta.grad = torch.zeros_like(theta)
     made.step()
@@ -190,7 +205,7 @@ def _try_out(
         for knot in schedule.knots or [0]:  # an SGD keeps no momentum while it is 0
             set_outer_values(made, schedule.at(knot, 2))
             made.step()
-    return dict(made.state[theta])
+    return dict(made.state[theta]), options
 
 
 def _require_useful(made: optim.Optimizer, theta: Tensor, schedule: OuterSchedule | None) -> None:
