@@ -91,10 +91,8 @@ class OuterOptimizer:
         `inner` leaves them with the same one. `schedule` sets the rate and the momentum before each step.
         """
         self.outer = OuterStep(make_optimizer, schedule)
-        self.make_optimizer, self.schedule = (
-            self.outer.make_optimizer,
-            schedule,
-        )  # by which ranks are compared
+        # By these, ranks are compared.
+        self.make_optimizer, self.schedule = self.outer.make_optimizer, schedule
         self.inner, self._moved_on = inner, moved_on
         self.traits = replace(inner.traits, leaves_mean=False, mean_of="")
 

@@ -190,10 +190,8 @@ class OuterElasticMean:
         self.tokens_per_step, self._weights = tokens_per_step, TokenWeights(tokens_per_step)
         self.traits = inner.traits
         self.outer.require_shareable()
-        self.make_optimizer, self.schedule = (
-            self.outer.make_optimizer,
-            schedule,
-        )  # by which ranks are compared
+        # By these, ranks are compared.
+        self.make_optimizer, self.schedule = self.outer.make_optimizer, schedule
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self._start(s)
