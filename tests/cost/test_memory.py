@@ -35,7 +35,7 @@ from hpcsgd.methods import (
 )
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import PseudoGradientPenalty, RadialDirectional
-from hpcsgd.parts.grad_reduces import MomentumCorrection, Quantized, ReduceScatter, Sparse
+from hpcsgd.parts.grad_reduces import AllToAll, MomentumCorrection, Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.schedules import DynamicLocalSteps
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import OF_INTERVALS
@@ -50,6 +50,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
     "bsp, packed": lambda: bsp(Quantized(**PACKED)),
     "hierarchical": lambda: hierarchical(EVERY),
+    "all-to-all": lambda: hierarchical(EVERY, AllToAll()),
     "reduce-scatter": lambda: hierarchical(EVERY, ReduceScatter()),
     "packed": lambda: hierarchical(EVERY, Quantized(**PACKED), quantize=quantizers.int4()),
     "halves": lambda: hierarchical(EVERY, Quantized(gradients=quantizers.bf16()), quantize=quantizers.fp16()),
