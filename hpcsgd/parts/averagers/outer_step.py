@@ -226,7 +226,7 @@ def _require_useful(made: optim.Optimizer, theta: Tensor, schedule: OuterSchedul
             )
 
 
-def _require_elementwise(make_optimizer: MakeOptimizer) -> None:
+def _require_elementwise(make_optimizer: Callable[[Sequence[Tensor]], Any]) -> None:
     """Raise `UserError` if the steps of an element depend on the values and gradients of others."""
     found: set[float] = set()
     for other in (1.0, 1000.0):
