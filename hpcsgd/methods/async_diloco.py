@@ -215,7 +215,7 @@ def async_diloco(
         `ensemble_sync`: for groups that die.
     """
     every = Every(sync_every)
-    _require("outer_lr", outer_lr, 0 < outer_lr < math.inf, "a rate > 0")
+    _require("outer_lr", outer_lr, 0 < outer_lr < math.inf, "a finite rate > 0")
     _require("outer_momentum", outer_momentum, 0 <= outer_momentum < 1, "a momentum ≥ 0 and < 1")
     _require("buffer_size", buffer_size, buffer_size is None or buffer_size >= 1, "a number of updates ≥ 1")
     _require("momentum_spread", momentum_spread, 0 <= momentum_spread <= 1, "a share from 0 to 1")

@@ -511,8 +511,8 @@ def test_a_group_that_dies_ends_the_job(run) -> None:
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "sync_every = 0: groups average after at least 1 step": lambda: async_diloco(0),
-    "outer_lr = 0.0: expected a rate > 0": lambda: async_diloco(2, outer_lr=0.0),
-    "outer_lr = inf: expected a rate > 0": lambda: async_diloco(2, outer_lr=float("inf")),
+    "outer_lr = 0.0: expected a finite rate > 0": lambda: async_diloco(2, outer_lr=0.0),
+    "outer_lr = inf: expected a finite rate > 0": lambda: async_diloco(2, outer_lr=float("inf")),
     "outer_momentum = 1.0: expected a momentum ≥ 0 and < 1": lambda: async_diloco(2, outer_momentum=1.0),
     "buffer_size = 0: expected a number of updates ≥ 1": lambda: async_diloco(2, buffer_size=0),
     "momentum_spread = 1.5: expected a share from 0 to 1": lambda: async_diloco(2, momentum_spread=1.5),

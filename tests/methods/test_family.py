@@ -243,7 +243,7 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         ),
         (
             lambda: diloco(2, lambda ws: optim.SGD(ws, lr=0.0)),
-            "outer: its SGD has lr = 0: expected a rate > 0",
+            "outer: its SGD has lr = 0: expected a finite rate > 0",
         ),
         (lambda: diloco(2, lambda ws: optim.SGD(ws, lr=math.nan)), "outer: its SGD has lr = nan: expected a"),
         (lambda: diloco(2, optim.LBFGS), r"outer: step\(\) of its LBFGS fails: "),  # type: ignore[arg-type]

@@ -220,7 +220,7 @@ def _require_useful(made: optim.Optimizer, theta: Tensor, schedule: OuterSchedul
     for lr in () if sets_lr else (group["lr"] for group in made.param_groups if "lr" in group):
         if not 0 < float(lr) < math.inf:
             raise UserError(
-                f"outer: its {type(made).__name__} has lr = {float(lr):g}: expected a rate > 0, because "
+                f"outer: its {type(made).__name__} has lr = {float(lr):g}: expected a finite rate > 0: "
                 "groups would lose what they have learned",
                 key="outer",
             )
