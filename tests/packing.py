@@ -49,7 +49,8 @@ def of_two_bits(x: np.ndarray) -> np.ndarray:
 
 
 def half(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float16).astype(np.float32)
+    """Round to 16 bits by way of 32, as torch does. Otherwise one value in 20,000 would differ."""
+    return x.astype(np.float32).astype(np.float16).astype(np.float32)
 
 
 def add(kept: np.ndarray, x: np.ndarray, wire: Arrives) -> None:
