@@ -191,8 +191,11 @@ def test_the_message_names_launcher_variable_library_and_remedy() -> None:
 
 def test_programs_of_tests_keep_permissions_and_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise Open MPI starts nothing for root, or more ranks than cores."""
-    allowed = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
-    allowed["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    allowed = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
     for name, value in {**allowed, **OPEN_MPI}.items():
         monkeypatch.setenv(name, value)
     found = unlaunched()
