@@ -37,7 +37,7 @@ demo: $(ENV) ## train on handwritten digits with four ranks; result and picture 
 test: $(ENV) ## run each test that is not slow, with each value of its parameters once (6 minutes)
 	"$(BIN)/python" tests/tier.py test "$(MPIEXEC)"
 
-test-all: $(ENV) ## run all tests on threads and on 2, 4 and 8 MPI ranks, with pairs of parameter values, as CI does (40 minutes)
+test-all: $(ENV) ## run all tests on threads and on 2, 4 and 8 MPI ranks, with pairs of parameter values, as CI does (30 minutes)
 	"$(BIN)/python" tests/tier.py test-all "$(MPIEXEC)"
 
 # Batch jobs and slow links need root, Slurm's daemons and iproute2.

@@ -66,7 +66,7 @@ Covered on threads: every method against plain torch on one difficult shape, eve
 backend, checkpoints resumed on other shapes, errors, and the examples of the documentation.
 Covered on four MPI ranks: one case of each test of the backend and of comparisons with plain torch, and a job
 that trains to its accuracy.
-More tests: `make test-all` (40 minutes: pairs of parameter values, 2 and 8 MPI ranks, killed and resumed
+More tests: `make test-all` (30 minutes: pairs of parameter values, 2 and 8 MPI ranks, killed and resumed
 jobs, Slurm), `make test-long` (two hours), `make soak` (an hour), `make test-openmpi` (the second MPI
 library).""",
     ),
