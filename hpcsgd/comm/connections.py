@@ -105,6 +105,11 @@ class Connections:
         """Return False, because `send` returns only after the message has been sent."""
         return False
 
+    def expect_end(self) -> None:
+        """Take it as no loss from now on if a relay closes its connection."""
+        for relay in self._to_relays:
+            relay.expect_end()
+
     def close(self, timeout: float) -> None:
         """Close all connections of this rank once rank 0 closes its own, or after `timeout` seconds.
 

@@ -66,6 +66,11 @@ class Report(NamedTuple):
     last: str | None = None
     """The last activity of a rank that has left or is leaving, as text; None while the rank works."""
 
+    @property
+    def has_left(self) -> bool:
+        """True if the rank begins nothing more."""
+        return self.blocked and not self.waits
+
 
 class Deadlock(PeerLost):
     """Ranks wait for each other, or for a rank that has left. `ranks` lists the waiting ones."""
@@ -116,7 +121,7 @@ class Table:
     def left(self) -> int:
         """Return the number of ranks that have left."""
         with self._lock:
-            return sum(report.blocked and not report.waits for report in self._reports.values())
+            return sum(report.has_left for report in self._reports.values())
 
     def _misses(self, need: Need, rank: int) -> bool:
         return self._counts.get(rank, {}).get(need.channel, 0) < need.number

@@ -37,6 +37,10 @@ class Mail(Protocol):
         """Return True if a message has not left yet."""
         ...
 
+    def expect_end(self) -> None:
+        """Take it as no loss from now on if rank 0 closes the connection."""
+        ...
+
     def close(self, timeout: float) -> None:
         """Release the connection, within `timeout` seconds."""
         ...
@@ -68,6 +72,8 @@ class MailedReports:
         changed = {channel: n for channel, n in report.counts.items() if self._reported.get(channel) != n}
         self._reported.update(changed)
         calls = {channel: calls for channel, calls in report.calls.items() if channel in changed}
+        if report.has_left:  # once rank 0 has this report of all ranks, it leaves, too
+            self._mail.expect_end()
         self._mail.send(0, _REPORT, encoded(report._replace(counts=changed, calls=calls)))
 
     def check(self) -> None:

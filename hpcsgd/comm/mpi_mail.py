@@ -38,5 +38,8 @@ class MpiMail:
             self._sent = [(request, message) for request, message in self._sent if not request.Test()]
             return bool(self._sent)
 
+    def expect_end(self) -> None:
+        """Do nothing, because MPI closes no connection before all ranks have left."""
+
     def close(self, timeout: float) -> None:
         """Do nothing, because MPI frees the communicator with the process."""

@@ -133,9 +133,13 @@ class RelayConnection:
         """Return the next message that was sent to this rank alone, or None if there is none."""
         return self._come.popleft() if self._come else None
 
+    def expect_end(self) -> None:
+        """From now on, do not call `lost` if the relay closes the connection."""
+        self._closed = True
+
     def await_end(self, timeout: float) -> None:
         """Wait until the relay closes the connection, at most `timeout` seconds, without calling `lost`."""
-        self._closed = True
+        self.expect_end()
         self._thread.join(timeout)
 
     def close(self) -> None:

@@ -121,6 +121,18 @@ def test_a_killed_rank_is_a_loss_for_the_batch_script(tmp_path: Path) -> None:
     assert exit_code_in(tmp_path) == PEER_LOST, job
 
 
+def test_a_rank_may_end_long_after_the_others_know_that_it_has_left(tmp_path: Path) -> None:
+    """Rank 0 has closed its connections by then, which is no loss."""
+    body = (
+        "from hpcsgd.comm import shutdown\n"
+        "def closed_late(close=shutdown.close_libraries):\n    time.sleep(1)\n    close()\n"
+        "if rank == 1:\n    shutdown.close_libraries = closed_late\nfault()"
+    )
+    job = by_variables(tmp_path, body)
+    assert job.codes == (0,) * 4, job
+    assert "hpcsgd: " not in job.stderr, job
+
+
 def test_a_rank_that_is_ended_before_it_reports_has_written_its_exit_code(tmp_path: Path) -> None:
     body = (
         "import threading\n"
