@@ -15,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for each rank, in this process and in pro
 # torch's stores look up the host names of their clients; without a name server each look-up takes 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+import faulthandler
 import gc
 import re
 import sys
@@ -49,6 +50,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ranks" if LAUNCHED else "one process")
 
 
+STDERR = pytest.StashKey[int]()
+END = 60.0  # seconds after its time limit in which a test has to end
 TAKES_RUN = re.compile(r"def test\w+\([^)]*\brun\b")
 on_threads = partial(threads.run, timeout=100.0)  # seconds; the machine may be busy
 
@@ -182,7 +185,15 @@ def size(item: pytest.Item) -> int:
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Start a timer that ends the whole job. If the rank only failed, the other ranks would wait for it."""
+    """Start the timers of a test.
+
+    Under a launcher, exceeding the limit ends the whole job: if the rank only failed, the other ranks would
+    wait for it. Otherwise pytest-timeout raises an exception in the test. A test that does not end then
+    either, because it waits for its threads or for a program, ends the process; so does one that blocks the
+    interpreter. All threads' calls are printed before.
+    """
+    limit = settings.timeout + END
+    faulthandler.dump_traceback_later(limit, file=item.config.stash[STDERR], exit=True)
     if not LAUNCHED:
         return None  # pytest-timeout sets its own timer
     timer = threading.Timer(settings.timeout, end_late, [item.nodeid, settings.timeout])
@@ -190,6 +201,10 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     timer.start()
     item.cancel_timeout = timer.cancel  # pyright: ignore[reportAttributeAccessIssue]
     return True
+
+
+def pytest_runtest_logfinish() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 def refuse_mpi(event: str, given: tuple[Any, ...]) -> None:
@@ -205,6 +220,7 @@ def refuse_mpi(event: str, given: tuple[Any, ...]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--with-mpi") != (LAUNCHED and not BY_TORCHRUN):
         raise pytest.UsageError(f"{RANKS} processes: --with-mpi goes with mpiexec -n 2 and more")
+    config.stash[STDERR] = os.dup(2)  # pytest does not capture it now
     if not LAUNCHED:
         sys.addaudithook(refuse_mpi)
     if RANK > 0:

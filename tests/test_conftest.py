@@ -193,3 +193,30 @@ def test_no_test_starts_mpi_in_the_process_of_pytest(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it():\n    import mpi4py.MPI\n")
     done = pytest_on(1, folder=tmp_path)
     assert "AssertionError: a test starts MPI in the process of pytest" in done.stdout
+
+
+HANG = """
+import threading
+import conftest
+
+conftest.END = 1.0
+
+def waits_for_ever():
+    try:
+        threading.Event().wait()
+    finally:
+        threading.Event().wait()
+
+def test_it():
+    waits_for_ever()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--numprocesses=1"]])
+def test_a_test_that_ignores_its_time_limit_ends_with_its_calls(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "test_it.py").write_text(HANG)
+    done = pytest_on(1, "--timeout=1", *options, folder=tmp_path)
+    assert done.returncode != 0
+    assert "in waits_for_ever" in done.stderr
+    assert not options or "crashed while running 'test_it.py::test_it'" in done.stdout
