@@ -63,6 +63,9 @@ class Traits:
     local_models: bool = False
     """True: the averager holds the model, but each group also trains a model of its own between two
     synchronizations. A checkpoint then keeps the groups' models, too."""
+    own_settings: tuple[str, ...] = ()
+    """Names of constructor arguments that each replica group chooses for itself; all others must be the same
+    in all groups."""
     histogram_names: tuple[str, ...] = ()
     """Metrics that are small whole numbers. For these a histogram over all ranks is kept, instead of each
     rank's value in every step."""

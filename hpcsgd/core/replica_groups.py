@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from hpcsgd.comm.alike import Fact
+
 
 class Facts(Protocol):
     """What the jobs learn of each other before they average."""
@@ -74,6 +76,10 @@ class ReplicaGroups(Protocol):
         """Number of jobs that were started, including this one."""
         ...
 
+    def require_alike(self, facts: Sequence[Fact]) -> None:
+        """Have `mean` raise `JobError` in jobs that were given other `facts` than the others."""
+        ...
+
     def mean(
         self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
     ) -> None:
@@ -103,6 +109,9 @@ class Absent:
 
     index: int = 0
     count: int = 1
+
+    def require_alike(self, facts: Sequence[Fact]) -> None:
+        pass
 
     def mean(
         self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None

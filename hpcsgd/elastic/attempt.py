@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import torch
+
+from hpcsgd.comm import Communicator
+from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.register import Register
+from hpcsgd.errors import JobError
 
 
 class State(IntEnum):
@@ -18,6 +23,23 @@ class State(IntEnum):
     """The other groups have continued without this one."""
     OVER = 3
     """The other groups have finished the training."""
+    UNLIKE = 4
+    """This group was given another model or method than the others."""
+
+
+def worst_of(group: Communicator, mine: State, why: str) -> State:
+    """Return the worst state of the ranks in `group`; `mine` is that of this rank, because of `why`.
+
+    Raises `Over` or, with the `why` of a rank in that state, `JobError`, if the worst state is that.
+    Collective.
+    """
+    state = torch.tensor([mine], dtype=torch.int32, device="cpu")
+    group.allreduce(state, "max").wait()
+    if (worst := State(int(state.item()))) is State.OVER:
+        raise Over
+    if worst is State.UNLIKE:
+        raise JobError(next(filter(None, group.gather_objects(why if mine is worst else ""))))
+    return worst
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from hpcsgd.elastic.register import Register, Report
@@ -73,7 +72,7 @@ def contributed(
     connection breaks.
     """
     mine = own_row(added, index, t, here, stops=report.leaving, saves=report.saving)
-    rows = all_rows(mine, index, here, ring)
+    rows = dict(zip(here.replica_groups, ring.gather(mine), strict=True))
     return added(facts_of(rows, here, parts=len(added.norms)), newest)
 
 
@@ -106,16 +105,3 @@ def facts_of(rows: Mapping[int, Sequence[float]], here: Register, parts: int) ->
     norms = {group: row[:parts] for group, row in counting.items()}
     weights = {group: row[parts:-2] for group, row in counting.items()}
     return Facts(norms, weights, round(t), None if needs_all else round(part) - 1)
-
-
-def all_rows(mine: Sequence[float], index: int, here: Register, ring: TcpRing) -> dict[int, list[float]]:
-    """Return the rows of all members of the register `here`, by group; `mine` is that of group `index`.
-
-    Collective in `ring`. Raises `OSError` if a connection breaks.
-    """
-    members = here.replica_groups
-    rows = torch.zeros(len(members), len(mine), dtype=torch.float64, device="cpu")
-    rows[members.index(index)] = torch.tensor(mine, dtype=torch.float64, device="cpu")
-    found = torch.empty_like(rows)
-    ring.mean(rows.view(-1), found.view(-1), 1)
-    return {group: [x.item() for x in row] for group, row in zip(members, found, strict=True)}

@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
-import torch
 from torch import Tensor
 
 from hpcsgd.comm import Communicator
+from hpcsgd.comm.alike import Fact
 from hpcsgd.comm.on_host import room_for, settle_all
-from hpcsgd.elastic.attempt import Outcome, State, outcome
+from hpcsgd.elastic.attempt import Outcome, State, outcome, worst_of
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.contribution import Contribution, contributed
 from hpcsgd.elastic.endings import Over
@@ -36,7 +36,7 @@ from hpcsgd.elastic.register import Phase, Point, Register, Report, Vote
 from hpcsgd.elastic.ring import Broken
 from hpcsgd.elastic.rings import Rings, part_of
 from hpcsgd.elastic.room import Room
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,10 @@ class ElasticAverage:
     def leaving(self) -> bool:
         """True if this replica group has to stop after the last committed round, alone or with all others."""
         return self.after.stops(self.index)
+
+    def require_alike(self, facts: Sequence[Fact]) -> None:
+        """Have `mean` raise `JobError` in groups that were given other `facts`; see `group_facts`."""
+        self._rings.facts = facts
 
     def mean(
         self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True, contribution: Contribution | None = None
@@ -183,15 +187,13 @@ class ElasticAverage:
             state, self._why = State.EVICTED, str(error)
         except Over:
             state = State.OVER
+        except JobError as error:
+            state, self._why = State.UNLIKE, str(error)
         except OSError as error:
             state, self._why = State.OUTSIDE, str(error)
             if isinstance(error, Broken):
-                self._blamed = self._neighbour(error.side)
-        worst = torch.tensor([state], dtype=torch.int32, device="cpu")
-        self._group.allreduce(worst, "max").wait()
-        if worst.item() == State.OVER:
-            raise Over
-        return State(int(worst.item()))
+                self._blamed = self._generation.neighbour(self.index, error.side)
+        return worst_of(self._group, state, self._why)
 
     def _look_around(self) -> None:
         """Raise `OSError` if the last round's generation, which is a fixed set of groups, has ended."""
@@ -246,10 +248,6 @@ class ElasticAverage:
             return time.monotonic() - since > self._timeout
         return time.monotonic() - max(since, complete) > self._heartbeat_timeout
 
-    def _neighbour(self, side: int) -> int:
-        members = self._generation.replica_groups
-        return members[(members.index(self.index) + side) % len(members)]
-
     def _spread(self, results: Sequence[Tensor]) -> None:
         """Broadcast each shard of `results` from its owner to every rank of the group. Collective."""
         if not self._alike:
@@ -282,10 +280,9 @@ class ElasticAverage:
 
     def _connect(self) -> Client:
         self._lives += 1
-        life = f"{self._processes}.{self._lives}"
         place = {"replica_group": self.index, "rank": self._group.rank, "ranks": self._group.size}
         return Client(
-            self._coordinator, self._token, {**place, "life": life},
+            self._coordinator, self._token, {**place, "life": f"{self._processes}.{self._lives}"},
             heartbeat_timeout=self._heartbeat_timeout, patience=self._timeout,
             on_change=self._cut_what_is_past,
         )  # fmt: skip

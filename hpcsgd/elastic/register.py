@@ -117,6 +117,10 @@ class Register:
             (member.replica_group, rank) for member in self.members for rank in range(member.ranks)
         )
 
+    def neighbour(self, replica_group: int, side: int) -> int:
+        """Return the next member to the left (`side` -1) or right (1) of `replica_group` in the ring."""
+        return self.replica_groups[(self.replica_groups.index(replica_group) + side) % len(self.members)]
+
     def stops(self, replica_group: int) -> bool:
         """Return True if `replica_group` has to save and stop after the last committed round."""
         return self.leaving or replica_group in self.going

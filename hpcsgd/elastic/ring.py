@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -153,6 +153,17 @@ class TcpRing:
         for step in range(self.size - 1):
             out = means[(self.place - step + 1) % self.size]
             self._pass_on(out, means[(self.place - step) % self.size])
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        """Return the rows of all the ring's ranks, by place, which have equally many numbers. Collective.
+
+        Raises `OSError` if a connection breaks or is interrupted.
+        """
+        rows = torch.zeros(self.size, len(row), dtype=torch.float64, device="cpu")
+        rows[self.place] = torch.tensor(row, dtype=torch.float64, device="cpu")
+        found = torch.empty_like(rows)
+        self.mean(rows.view(-1), found.view(-1), 1)
+        return [[x.item() for x in each] for each in found]
 
     def cut(self) -> None:
         """Interrupt the current sum, on this rank and its neighbours. Any thread may call this."""

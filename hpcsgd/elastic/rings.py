@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from hpcsgd.comm.alike import Fact
 from hpcsgd.comm.on_host import on_host
+from hpcsgd.elastic.group_facts import require_alike
 from hpcsgd.elastic.register import Register
 from hpcsgd.elastic.ring import Listener, Overdue, TcpRing, connect
 
@@ -27,6 +29,8 @@ class Rings:
         self._token, self._heartbeat_timeout = token, heartbeat_timeout
         self._listener = Listener(host, token)
         self._rings: dict[int, TcpRing] = {}
+        self.facts: Sequence[Fact] = ()
+        """What all groups of a generation must have been given alike."""
 
     @property
     def address(self) -> str:
@@ -36,9 +40,10 @@ class Rings:
     def of(self, c: int, now: Register, overdue: Overdue, given_up: Callable[[], bool]) -> TcpRing:
         """Return the ring of the owners of shard `c` in the generation of the register `now`.
 
-        The ring is connected if it does not exist yet. Raises `OSError` if that fails.
+        The ring is connected if it does not exist yet. Raises `OSError` if that fails, and `JobError` if this
+        group has other `facts` than the others.
         """
-        if c not in self._rings:
+        if is_new := c not in self._rings:
             place = now.replica_groups.index(self._replica_group)
             owners = [member.addresses[c % member.ranks] for member in now.members]
             self._rings[c] = connect(
@@ -48,6 +53,8 @@ class Rings:
             )  # fmt: skip
         if given_up():  # a change of the register could not interrupt a ring that did not exist yet
             raise ConnectionError("the generation has ended")
+        if is_new:
+            require_alike(self.facts, self._replica_group, now, self._rings[c])
         return self._rings[c]
 
     def mean(

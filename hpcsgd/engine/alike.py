@@ -1,34 +1,31 @@
-"""A check that all ranks of a job were given the same model, optimizer, method and options.
+"""What has to be the same on all ranks of a job, as `Fact`: the model, optimizer, method and options.
 
-Each rank makes a list of facts: a name and its value as text. The ranks compare a hash of their lists, a few
-bytes each, and the lists themselves only if the hashes differ. The layout in buckets is no separate fact: it
-follows from the others.
+The layout in buckets is no separate fact: it follows from the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import inspect
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
 from hpcsgd.comm import Communicator
+from hpcsgd.comm.alike import Fact, difference
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.buffers import is_averaged, is_dense
 from hpcsgd.core.method import Method
 from hpcsgd.core.noted import Facts, noted
 from hpcsgd.engine.chained import parts_of
-from hpcsgd.errors import JobError, in_one_line
+from hpcsgd.errors import JobError
 
-Fact = tuple[str, str]
-"""A name and its value on this rank, such as "lr of param group 0", "0.1"."""
+AVERAGER = "the method's averager"
 SAMPLER_BYTES = 4096
 """Bytes of the message in which a rank sends the facts about its sampler, some numbers and names."""
 SHORT = 200
@@ -87,18 +84,22 @@ def optimizer_facts(optimizer: optim.Optimizer, model: nn.Module) -> Iterator[Fa
 
 def method_facts(method: Method) -> Iterator[Fact]:
     """Yield the parts of `method`: settings of hpcsgd's own parts, and the reprs of users' parts."""
-    for role in ("grad_reduce", "schedule", "averager"):
-        yield from _part_facts(f"the method's {role}", getattr(method, role))
+    yield from _part_facts("the method's grad_reduce", method.grad_reduce)
+    yield from _part_facts("the method's schedule", method.schedule)
+    yield from _part_facts(AVERAGER, method.averager)
 
 
-def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
-    """Raise the same `JobError` on every rank if the facts `mine` differ among ranks; collective."""
-    if world.size == 1:
-        return
-    digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
-    if len(set(world.gather_objects(digest))) > 1:
-        found = difference(world.gather_objects(mine))
-        raise JobError(f"ranks {found}: give all ranks the same")
+def facts_of_groups(
+    model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]], method: Method
+) -> list[Fact]:
+    """Return the facts that must be the same in all replica groups, which are jobs that average models.
+
+    Each group has its own optimizer and reduction of gradients, and chooses `own_settings` of its averager
+    for itself. Whether it gives them must be the same.
+    """
+    found = [*model_facts(model, trained), *_part_facts(AVERAGER, method.averager)]
+    own = {f"{AVERAGER}.{name}" for name in method.averager.traits.own_settings}
+    return [(what, "given" if what in own and value != "None" else value) for what, value in found]
 
 
 def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -> None:
@@ -115,25 +116,7 @@ def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -
     first = next(filter(None, lists))
     lists = [facts or first for facts in lists]
     if any(facts != first for facts in lists):
-        raise JobError(f"ranks {difference(lists)}: give all ranks the same")
-
-
-def difference(lists: Sequence[Sequence[Fact]]) -> str:
-    """Return one line about the first fact that differs between the ranks' `lists`, which are not equal."""
-    tables = [dict(facts) for facts in lists]
-    for what in dict.fromkeys(what for facts in lists for what, _ in facts):
-        values = [table.get(what, "missing") for table in tables]
-        if len(set(values)) > 1:
-            break
-    else:  # the same facts in another order
-        first = next(facts for facts in lists if facts != lists[0])
-        what = (
-            f"what comes before {next(a for (a, _), (b, _) in zip(lists[0], first, strict=True) if a != b)}"
-        )
-        values = [_before(what.removeprefix("what comes before "), facts) for facts in lists]
-    other = next(rank for rank, value in enumerate(values) if value != values[0])
-    found = " and ".join(f"{value} on {_ranks(ranks)}" for value, ranks in _by_value(values)[:4])
-    return in_one_line(f"0 and {other} differ: {what} is {found}")
+        raise JobError(f"{difference(dict(enumerate(lists)))}: give all ranks the same")
 
 
 def in_words(value: Any) -> str:
@@ -191,19 +174,3 @@ def _kind(named: Any) -> str:
     """Return the full name of a class or function."""
     name = getattr(named, "__qualname__", None) or type(named).__qualname__
     return f"{getattr(named, '__module__', None) or 'builtins'}.{name}"
-
-
-def _before(what: str, facts: Sequence[Fact]) -> str:
-    names = [name for name, _ in facts]
-    place = names.index(what)
-    return names[place - 1] if place else "nothing"
-
-
-def _by_value(values: Sequence[str]) -> list[tuple[str, list[int]]]:
-    return [(x, [rank for rank, y in enumerate(values) if y == x]) for x in dict.fromkeys(values)]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:4])
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

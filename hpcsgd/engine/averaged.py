@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.comm import phase
+from hpcsgd.comm.alike import require_alike
 from hpcsgd.core.buffers import averaged_buffers, make_writable, places
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.fsdp import reshard
@@ -23,7 +24,7 @@ from hpcsgd.core.method import HoldsModel
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
 from hpcsgd.core.waits import All, InNeighbors, Pairs, RandomPartner, Slowest, Waits
-from hpcsgd.engine.alike import buffer_facts, require_alike
+from hpcsgd.engine.alike import buffer_facts
 from hpcsgd.engine.param_gather import gather_shards
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers import average_flattened, set_to_average

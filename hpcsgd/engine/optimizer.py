@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.arguments import checked
+from hpcsgd.comm.alike import require_alike
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.averager import vectors_of
 from hpcsgd.core.embeddings import embeddings_of
@@ -18,7 +19,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, is_due, prepare
 from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
 from hpcsgd.core.topology import Topology
-from hpcsgd.engine.alike import facts, require_alike
+from hpcsgd.engine.alike import facts, facts_of_groups
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block, Buffers, GroupModel
 from hpcsgd.engine.broadcasting import broadcast_buffers
@@ -129,6 +130,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
                 overlap_grad_reduce=overlap_grad_reduce, overlap_param_gather=overlap_param_gather,
             )  # fmt: skip
         require_alike(topology.world, mine)
+        topology.replica_groups.require_alike(facts_of_groups(model, self.trained, method))
         self.model, self.method, self._broadcasts = model, method, broadcast_buffers
         self._plan, buckets = laid_out(topology, method, optimizer, model, self.trained, **cut_by)
         self._grad_reduce, shards = self._plan.grad_reduce, self._plan.grad_reduce.traits.leaves_shards

@@ -134,6 +134,9 @@ def ensemble_sync(
             `guard`, or `outer_schedule` has a rate of 0 at the first synchronization; when the optimizer is
             wrapped, if the job is not a replica group; at the first step, if `num_fragments` is above the
             number of trainable tensors.
+        JobError: At a synchronization, if replica groups have different models, or were given different
+            arguments other than `sync_every`, `grad_reduce` and the value of `tokens_per_step`. If only a
+            group that returns differs, it alone ends.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization

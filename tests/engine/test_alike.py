@@ -15,8 +15,9 @@ from torch import nn, optim
 import hpcsgd
 from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
 from hpcsgd.comm import Communicator
+from hpcsgd.comm.alike import Fact, difference
 from hpcsgd.core.topology import form
-from hpcsgd.engine.alike import SHORT, Fact, difference, in_words, is_ours, method_facts, settings
+from hpcsgd.engine.alike import SHORT, in_words, is_ours, method_facts, settings
 from hpcsgd.parts.averagers import NESTEROV
 from methods.table import EXCEPTIONS, REFERENCES
 from references import model as make_model
@@ -171,14 +172,14 @@ def test_who_has_what(run, n: int) -> None:
 
 def test_the_same_things_in_another_order() -> None:
     facts: list[Fact] = [("buffer a", "float"), ("buffer b", "float")]
-    told = "0 and 2 differ: what comes before buffer a is nothing on ranks 0, 1 and buffer b on rank 2"
-    assert difference([facts, facts, facts[::-1]]).startswith(told)
+    told = "ranks 0 and 2 differ: what comes before buffer a is nothing on ranks 0, 1 and buffer b on rank 2"
+    assert difference(dict(enumerate([facts, facts, facts[::-1]]))).startswith(told)
 
 
 def test_only_the_first_ranks_are_named() -> None:
     a, b = [("lr", "1")], [("lr", "2")]
     told = "lr is 1 on ranks 0, 1, 2, 3 and 2 on ranks 4, 5, 6, 7 and 1 more"
-    assert told in difference([a] * 4 + [b] * 5)
+    assert told in difference(dict(enumerate([a] * 4 + [b] * 5)))
 
 
 class Unlike:

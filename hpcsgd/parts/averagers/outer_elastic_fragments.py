@@ -75,7 +75,8 @@ class OuterElasticFragments:
         turn: Turn,
         tokens_per_step: float | None = None,
     ) -> None:
-        self.inner, self.turn, self.traits = inner, turn, inner.traits
+        self.inner, self.turn = inner, turn
+        self.traits = replace(inner.traits, own_settings=("tokens_per_step",))
         self.tokens_per_step, self._weights = tokens_per_step, TokenWeights(tokens_per_step, turn.F)
         self.outers = [OuterStep(make_optimizer, schedule) for _ in range(turn.F)]
         self.make_optimizer, self.schedule = self.outers[0].make_optimizer, schedule

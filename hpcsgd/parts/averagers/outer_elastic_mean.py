@@ -188,7 +188,7 @@ class OuterElasticMean:
     ) -> None:
         self.inner, self.outer = inner, OuterStep(make_optimizer, schedule)
         self.tokens_per_step, self._weights = tokens_per_step, TokenWeights(tokens_per_step)
-        self.traits = inner.traits
+        self.traits = replace(inner.traits, own_settings=("tokens_per_step",))
         self.outer.require_shareable()
         # By these, ranks are compared.
         self.make_optimizer, self.schedule = self.outer.make_optimizer, schedule
