@@ -7,6 +7,8 @@ import mmap
 import os
 import re
 import shlex
+import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -205,6 +207,30 @@ def test_a_process_that_is_left_is_found(monkeypatch):
         programs.kill(process)
         process.communicate()
     assert tier.left_running("here") == []
+
+
+HUNG = """
+import time
+
+def hangs():
+    print("hangs", flush=True)
+    while True:
+        time.sleep(600)
+
+hangs()
+"""
+
+
+def test_a_part_that_takes_too_long_writes_what_it_is_at(capsys):
+    command = [sys.executable, "-X", "faulthandler", "-c", HUNG]
+    with programs.start(command, env={**os.environ, tier.MARK: "hung"}) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "hangs\n"
+        assert tier.ended(process, 0.1, "hung") == 1
+        assert process.returncode == -signal.SIGABRT
+        assert "in hangs" in process.stderr.read()
+    assert capsys.readouterr().out == "The tests are not through after 0.1 s. What they were at:\n"
 
 
 def test_a_file_that_is_left_is_found(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +45,8 @@ class Tier:
     torchrun: Mapping[int, Sequence[str]]
     """The numbers of ranks that torchrun starts, and the tests that run on each of them. These are tests of
     communicators and of code that uses them."""
+    patience: float
+    """The seconds that a part may take, more than twice those that it takes on two cores."""
     kills: bool
     """True if tests kill programs by SIGKILL, after which a program cannot remove its files."""
     told: str
@@ -60,6 +63,7 @@ TIERS: Mapping[str, Tier] = {
         workers="auto",
         ranks=(4,),
         torchrun={},
+        patience=1800.0,
         kills=False,
         told="""\
 Covered on threads: every method against plain torch on one difficult shape, every part, quantizer and
@@ -75,6 +79,7 @@ library).""",
         workers="auto",
         ranks=(2, 4, 8),
         torchrun={2: BY_TORCHRUN, 4: BY_TORCHRUN, 8: FEW},
+        patience=3000.0,
         kills=True,
         told="""\
 Covered: all tests on threads with all pairs of their parameters' values; those for ranks also on 2, 4 and 8
@@ -87,6 +92,7 @@ second MPI library).""",
         workers="0",
         ranks=(2, 4, 8),
         torchrun={4: BY_TORCHRUN},
+        patience=10800.0,
         kills=True,
         told="Covered: what `make test-all` leaves out, on threads, on 2, 4 and 8 MPI ranks and by torchrun.",
     ),
@@ -95,11 +101,11 @@ second MPI library).""",
         workers="",
         ranks=(2, 4),
         torchrun={},
+        patience=10800.0,
         kills=False,
         told="Covered: the tests on 2 and 4 ranks of Open MPI.",
     ),
 }
-PATIENCE = 10800.0  # seconds that a part may take
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "torchinductor"),  # in TMPDIR otherwise
@@ -120,7 +126,8 @@ def main(name: str, mpiexec: str) -> int:
     environment = {**os.environ, **ENVIRONMENT, MARK: mark, "TMPDIR": str(folder)}
     for title, command in parts(tier, mpiexec):
         print(f"== tests on {title}", flush=True)
-        if (code := ended(programs.start(command, cwd=ROOT, env=environment, stdout=None, stderr=None))) != 0:
+        process = programs.start(command, cwd=ROOT, env=environment, stdout=None, stderr=None)
+        if (code := ended(process, tier.patience, mark)) != 0:
             print(f"make {name} failed: the tests on {title} ended with {code}. Their files are in {folder}.")
             return code
     left = left_running(mark)
@@ -138,17 +145,22 @@ def main(name: str, mpiexec: str) -> int:
     return 0
 
 
-def ended(process: programs.Running) -> int:
-    """Wait for a part and return its exit code; end it on Ctrl-C, or if it takes too long."""
+def ended(process: programs.Running, patience: float, mark: str) -> int:
+    """Wait for a part and return its exit code; end it on Ctrl-C, or after `patience` seconds.
+
+    In the latter case each pytest writes the calls of its threads, as Python's faulthandler has them.
+    """
     try:
-        return process.wait(PATIENCE)
+        return process.wait(patience)
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
         return 130
     except programs.TimeoutExpired:
-        print(f"The tests are not through after {PATIENCE:g} s.")
-        process.terminate()
+        print(f"The tests are not through after {patience:g} s. What they were at:", flush=True)
+        for running in marked(mark):
+            with suppress(OSError):
+                os.kill(int(running.name), signal.SIGABRT)
         process.wait()
         return 1
 
@@ -171,17 +183,26 @@ def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
 def left_running(mark: str) -> list[str]:
     """Return the processes with this mark that still run after at most `GRACE` seconds."""
     deadline = time.monotonic() + GRACE
-    while (found := [*_running(mark)]) and time.monotonic() < deadline:
+    while (found := [*marked(mark)]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return found
+    return [text for process in found if (text := _shown(process))]
 
 
-def _running(mark: str) -> Iterator[str]:
+def marked(mark: str) -> Iterator[Path]:
+    """Yield the folder in /proc of each process with this mark."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended, or belongs to another user
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                yield f"process {process.name}: {words}"
+                yield process
+
+
+def _shown(process: Path) -> str:
+    """Return a line about a process; "" if it has just ended."""
+    try:
+        words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+    return f"process {process.name}: {words}"
 
 
 def left_in(folder: Path) -> list[str]:

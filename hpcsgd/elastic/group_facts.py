@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hpcsgd.comm.alike import Fact, difference
 from hpcsgd.elastic.register import Register
@@ -32,6 +33,8 @@ def require_alike(mine: Sequence[Fact], index: int, now: Register, ring: TcpRing
         group: [(str(what), str(value)) for what, value in json.loads(facts)]
         for group, facts in zip(now.replica_groups, texts, strict=True)
     }
+    with suppress(OSError):  # nobody leaves before all know, because that ends the generation
+        ring.gather([0.0])
     current = {group: lists[group] for group in now.up_to_date}
     compared = current | {index: lists[index]}
     if any(facts != lists[index] for facts in compared.values()):

@@ -109,6 +109,9 @@ class Listener:
             connection.close()
             return
         with self._news:
+            if self._closed:
+                connection.close()
+                return
             self._came[greeting["generation"], greeting["shard"]] = connection
             self._news.notify_all()
 
