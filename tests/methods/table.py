@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, optim
 
 from hpcsgd.comm import Communicator
+from hpcsgd.comm.alike import Fact, require_alike
 from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.replica_groups import Contribution
@@ -164,6 +165,9 @@ class AllAlive:
     @property
     def count(self) -> int:
         return self.cross.size
+
+    def require_alike(self, facts: Sequence[Fact]) -> None:
+        require_alike(self.cross, facts)
 
     def mean(
         self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
