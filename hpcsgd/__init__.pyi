@@ -35,6 +35,9 @@ from hpcsgd.parts import outer_schedules as outer_schedules
 from hpcsgd.parts import quantizers as quantizers
 from hpcsgd.parts.averagers import AcrossShards as AcrossShards
 from hpcsgd.parts.averagers import AverageState as AverageState
+from hpcsgd.parts.averagers import MedianNorm as MedianNorm
+from hpcsgd.parts.averagers import OverGroups as OverGroups
+from hpcsgd.parts.averagers import OverSenders as OverSenders
 from hpcsgd.parts.averagers import PerBlock as PerBlock
 from hpcsgd.parts.averagers import PseudoGradientPenalty as PseudoGradientPenalty
 from hpcsgd.parts.averagers import RadialDirectional as RadialDirectional

@@ -112,8 +112,14 @@ def sparse_synchronizations(
     bits: int = 2,
     beta: float = 0.95,
     lr: float | Mapping[int, float] = 1.0,
+    *,
+    over_senders: bool = False,
+    clips: bool = False,
 ) -> Synchronize:
-    """Return SparseLoCo's synchronization. `lr` may be a mapping from the step to the outer learning rate."""
+    """Return SparseLoCo's synchronization. `lr` may be a mapping from the step to the outer learning rate.
+
+    `over_senders` and `clips`: with the rules of Covenant-72B.
+    """
     theta: np.ndarray | None = None
     errors: list[np.ndarray] = []
 
@@ -126,12 +132,18 @@ def sparse_synchronizations(
             errors = [np.zeros_like(theta) for _ in nets]
         moved = [theta - backwards(net, K) for net in nets]
         errors = [beta * e + delta for e, delta in zip(errors, moved, strict=True)]
-        total = np.zeros_like(theta)
-        for e, chosen in zip(errors, select(errors), strict=True):
-            arrived = said(e, chosen, K, ARRIVES[bits])
-            e[:] = e - arrived
-            total += arrived
-        theta = theta - (lr[t] if isinstance(lr, Mapping) else lr) * (total / len(nets))
+        picked = select(errors)
+        arrived = [said(e, chosen, K, ARRIVES[bits]) for e, chosen in zip(errors, picked, strict=True)]
+        errors = [e - one for e, one in zip(errors, arrived, strict=True)]
+        if clips:
+            norms = [float(np.linalg.norm(one)) for one in arrived]
+            middle = sorted(norms)[(len(norms) - 1) // 2]
+            arrived = [one * min(1.0, middle / n) for one, n in zip(arrived, norms, strict=True)]
+        counts = np.zeros_like(theta)
+        for chosen in picked:
+            counts[chosen] += 1
+        mean = sum(arrived) / (np.maximum(counts, 1) if over_senders else len(nets))
+        theta = theta - (lr[t] if isinstance(lr, Mapping) else lr) * mean
         for net in nets:
             put(net, theta)
 

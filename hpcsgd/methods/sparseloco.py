@@ -26,6 +26,7 @@ Differences from the paper:
 - With `outer_schedule`, α changes during the run.
 - How many elements of which block are sent is a separate choice: `PerBlock` is the paper's, `AcrossShards` is
   our own.
+- `mean` and `clip` change how messages become one change of θ; see `message_mean`.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import CommOp, ModelLayout
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import PerBlock, WithDistance, WithOptimizerState, keep_state
+from hpcsgd.parts.averagers.message_mean import MedianNorm, MessageMean, OverGroups
 from hpcsgd.parts.averagers.selection import Selection
-from hpcsgd.parts.averagers.sparse_message import SparseMessage
+from hpcsgd.parts.averagers.sparse_message import SparseMessage, gathered, squared_norms
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.quantizers import bf16, int4, int8
@@ -79,9 +81,11 @@ class SparseDelta:
         lr: float,
         select: Selection,
         schedule: OuterSchedule | None,
+        mean: MessageMean,
+        clip: MedianNorm | None,
     ) -> None:
         self.density, self.values, self.beta, self.lr, self.select = density, values, beta, lr, select
-        self.schedule = schedule
+        self.schedule, self.mean, self.clip = schedule, mean, clip
         self._theta: list[Tensor] = []
         self._error: list[Tensor] = []
         self._filled: list[list[slice]] = []
@@ -103,9 +107,10 @@ class SparseDelta:
             for share in self.select.shares(errors, self.density, s.topology)
         ]
         s.agreement().wait()
-        said, lr = self._gathered(s, codes, errors), self._lr(s)
+        said, lr = gathered(codes, errors, s.topology), self._lr(s)
+        factors = self._factors(s, codes, said)
         for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
-            theta.add_(self._mean(codes[i], said[i], e, s.topology.inter_group.rank), alpha=-lr)
+            theta.add_(self._mean(codes[i], said[i], e, s.topology.inter_group.rank, factors), alpha=-lr)
             own.copy_(theta)
         return found
 
@@ -118,6 +123,17 @@ class SparseDelta:
         s.metrics["outer_lr"] = lr
         return lr
 
+    def _factors(
+        self, s: StepContext, codes: Sequence[SparseMessage], said: Sequence[Sequence[Tensor]]
+    ) -> list[float]:
+        """Return the factor of each group's messages, and report that of this group if `clip` sets it."""
+        if self.clip is None:
+            return [1.0] * s.topology.num_groups
+        squares = squared_norms(codes, said, s.topology)
+        factors = self.clip.factors(squares.sqrt().tolist())
+        s.metrics["clip_factor"] = factors[s.topology.inter_group.rank]
+        return factors
+
     def memory_bytes(self, m: ModelLayout) -> float:
         return 2 * m.own_elements(wide=True)
 
@@ -128,6 +144,8 @@ class SparseDelta:
         nbytes = sum(SparseMessage(share, self.values).nbytes for share in shares)
         if nbytes:
             yield CommOp("allgather", "inter_group", m.P * nbytes / m.K)
+        if self.clip is not None:
+            yield allreduce("intra_group", FLOAT64 * m.P)
 
     def state_dict(self) -> State:
         return State(sharded={"theta": self._theta, "error": self._error}) if self._theta else self._saved
@@ -153,35 +171,33 @@ class SparseDelta:
         pairs = zip(chunks, self._filled, strict=True)
         return [chunk[run] for chunk, runs in pairs for run in runs] or [chunks[0][:0]]
 
-    def _gathered(
-        self, s: StepContext, codes: Sequence[SparseMessage], errors: Sequence[Tensor]
-    ) -> list[list[Tensor]]:
-        """Gather the messages of all groups; return, for each vector, a list with one message per group.
+    def _mean(
+        self,
+        code: SparseMessage,
+        said: Sequence[Tensor],
+        e: Tensor,
+        mine: int,
+        factors: Sequence[float],
+    ) -> Tensor:
+        """Return the mean over the groups of the messages `said` about one vector, times their `factors`.
 
-        `errors` are the vectors from which this group's messages are made. Collective over the groups.
-        """
-        sizes = [code.nbytes for code in codes]
-        mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=errors[0].device)
-        for code, e, part in zip(codes, errors, torch.split(mine, sizes), strict=True):
-            if code.count:  # a rank may own nothing of a fragment
-                code.write(e, part)
-        rows = mine.new_empty((s.topology.num_groups, mine.numel()))
-        if mine.numel():
-            s.topology.inter_group.allgather(rows.view(-1), mine).wait()
-        return [list(column) for column in torch.split(rows, sizes, dim=1)]
-
-    def _mean(self, code: SparseMessage, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
-        """Return the mean over the groups of the messages `said` about one vector.
-
-        Subtract from `e`, the error feedback of this vector, what this group (`mine`) sent.
+        Subtract from `e`, the error feedback of this vector, what this group (`mine`) sent. If that was not
+        finite, and is left out therefore, the error feedback starts anew.
         """
         total = torch.zeros_like(e)
+        sent: list[Tensor] = []
         for group, part in enumerate(said if code.count else ()):
-            where, what = code.read(part.contiguous())
-            total[where] += what.to(e.dtype)
+            places, values = code.read(part.contiguous())
+            values = values.to(e.dtype)
             if group == mine:
-                e[where] -= what.to(e.dtype)
-        return total.div_(len(said))
+                e[places] -= values
+            if factors[group]:
+                total[places] += values * factors[group]
+                sent.append(places)
+        if not factors[mine]:
+            e.zero_()
+        self.mean.divide(total, sent)
+        return total
 
 
 @method(cite="sarfi2025sparseloco", delayable=True)
@@ -196,6 +212,8 @@ def sparseloco(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
     outer_schedule: OuterSchedule | None = None,
+    mean: MessageMean = OverGroups(),  # noqa: B008 - frozen
+    clip: MedianNorm | None = None,
 ) -> Method:
     """Return SparseLoCo: groups send few elements of their movement in few bits, and the rest later.
 
@@ -215,6 +233,9 @@ def sparseloco(
             `AverageState` or `ResetState`. Default keep_state.
         outer_schedule: Outer learning rate over the run, such as `outer_schedules.piecewise(...)`, in place
             of `lr`. Default None: `lr`.
+        mean: The mean of the groups' messages: `OverGroups()`, or `OverSenders()` with a smaller `lr`.
+            Default OverGroups(), the paper's.
+        clip: Limit of what a group sends, `MedianNorm()`, against groups that break down. Default None: none.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
@@ -240,7 +261,8 @@ def sparseloco(
 
     References:
         A. Sarfi et al.: Communication Efficient LLM Pre-training with SparseLoCo, 2025 (arXiv:2508.15706),
-        algorithm 1.
+        algorithm 1. `mean` and `clip`: J. Lidin et al.: Covenant-72B: Pre-Training a 72B LLM with Trustless
+        Peers Over-the-Internet, 2026 (arXiv:2603.08163).
 
     See Also:
         `diloco`: sends the whole movement, to an outer optimizer.
@@ -257,7 +279,9 @@ def sparseloco(
     if outer_schedule is not None:
         require_useful(outer_schedule, sync_every)
         _require_lr_alone(outer_schedule, lr)
-    how = WithDistance(SparseDelta(density, VALUES[bits], beta, float(lr), selection, outer_schedule))
+    how = WithDistance(
+        SparseDelta(density, VALUES[bits], beta, float(lr), selection, outer_schedule, mean, clip)
+    )
     return Method(grad_reduce=grad_reduce, schedule=when, averager=optimizer_state(how))
 
 

@@ -14,6 +14,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce, GroupGradReduce
 from hpcsgd.methods import METHODS
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
+from hpcsgd.parts.averagers.message_mean import CLIPS, MESSAGE_MEANS, MedianNorm, MessageMean
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
@@ -52,6 +53,8 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Graph: GRAPHS,
     GroupGradReduce: GRAD_REDUCES,
     MakeOptimizer: OPTIMIZERS,
+    MedianNorm: CLIPS,
+    MessageMean: MESSAGE_MEANS,
     Method: METHODS,
     OuterSchedule: OUTER_SCHEDULES,
     PseudoGradientPenalty: GUARDS,

@@ -24,7 +24,14 @@ from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.parts import outer_schedules
-from hpcsgd.parts.averagers import AcrossShards, PerBlock, PseudoGradientPenalty, RadialDirectional
+from hpcsgd.parts.averagers import (
+    AcrossShards,
+    MedianNorm,
+    OverSenders,
+    PerBlock,
+    PseudoGradientPenalty,
+    RadialDirectional,
+)
 from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.quantizers import fp16, int4, int8
 from hpcsgd.parts.schedules import DynamicLocalSteps
@@ -406,6 +413,26 @@ REFERENCES: Mapping[str, Case] = {
         lambda: {"sync_every": EVERY, "density": DENSITY, "bits": 4, "selection": AcrossShards(6)},
         lambda P, K, make: alone(
             P, K, make, STEPS, sparse_synchronizations(EVERY, K, over_positions(6, DENSITY, K), 4)
+        ),
+    ),
+    "sparseloco over senders": Case(
+        "sparseloco",
+        lambda: {
+            "sync_every": EVERY,
+            "density": DENSITY,
+            "lr": 0.65,
+            "selection": PerBlock(16),
+            "mean": OverSenders(),
+            "clip": MedianNorm(),
+        },
+        lambda P, K, make: alone(
+            P,
+            K,
+            make,
+            STEPS,
+            sparse_synchronizations(
+                EVERY, K, per_run(16, DENSITY, K), lr=0.65, over_senders=True, clips=True
+            ),
         ),
     ),
     "sparseloco by an outer schedule": Case(

@@ -20,7 +20,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.methods import Method, delayed, diloco, sparseloco, streaming
 from hpcsgd.methods.sparseloco import VALUES
-from hpcsgd.parts.averagers import AcrossShards, PerBlock
+from hpcsgd.parts.averagers import AcrossShards, MedianNorm, OverGroups, OverSenders, PerBlock
 from methods.test_battery import OPTIMIZERS
 from references import alone, batch, distributed, loss, model, same, vector
 from sparse_deltas import over_positions, per_run, sparse_synchronizations
@@ -246,3 +246,66 @@ def test_what_is_kept_is_what_was_not_said(run, P: int, K: int) -> None:
 
     for found, wanted in run(P * K, one):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norms", "factors"),
+    [
+        ([1.0, 2.0, 200.0], [1.0, 1.0, 0.01]),
+        ([1.0, 4.0], [1.0, 0.25]),
+        ([0.0, 1.0, 2.0], [1.0, 1.0, 0.5]),
+        ([1.0, math.nan, 2.0, math.inf, 4.0], [1.0, 0.0, 1.0, 0.0, 0.5]),
+        ([0.0, 0.0], [1.0, 1.0]),
+        ([math.nan], [0.0]),
+    ],
+)
+def test_norms_are_limited_to_the_lower_median(norms: list[float], factors: list[float]) -> None:
+    assert MedianNorm().factors(norms) == factors
+
+
+@pytest.mark.parametrize(
+    ("sent", "over_groups", "over_senders"),
+    [
+        ([[0, 2], [1, 3]], [0.5, 1.0, 1.5, 2.0], [1.0, 2.0, 3.0, 4.0]),
+        ([[0, 2], [0, 2]], [0.5, 1.0, 1.5, 2.0], [0.5, 2.0, 1.5, 4.0]),
+        ([], [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]),
+    ],
+)
+def test_an_element_is_divided_by_those_that_sent_it(
+    sent: list[list[int]], over_groups: list[float], over_senders: list[float]
+) -> None:
+    for mean, expected in ((OverGroups(), over_groups), (OverSenders(), over_senders)):
+        total = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        mean.divide(total, [torch.tensor(places) for places in sent])
+        assert total.tolist() == expected
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])
+def test_a_group_that_breaks_down_moves_nobody_far(run, bad: float) -> None:
+    """The ranks of a group add up their squares, of which only rank 3's is not finite or large."""
+
+    def ends(world: Communicator) -> tuple[float, float, Tensor]:
+        topology, net = form(world, 2), model(dtype=torch.float32)
+        method = sparseloco(1, density=0.25, mean=OverSenders(), clip=MedianNorm())
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
+        start = vector(net)
+        for t in range(2):
+            optimizer.zero_grad()
+            loss(net, *batch(t, world.rank % 2, torch.float32)).backward()
+            if world.rank >= 2 and t == 0:
+                for p in net.parameters():
+                    assert p.grad is not None
+                    p.grad.fill_(bad)
+            optimizer.step()
+            if t == 0:
+                factor = optimizer.metrics["clip_factor"]
+        return factor, optimizer.metrics["clip_factor"], vector(net) - start
+
+    found = run(4, ends)
+    assert all(torch.equal(moved, found[0][2]) for *_, moved in found)
+    assert 0 < found[0][2].norm() < 1
+    assert [first for first, _, _ in found[:2]] == [1.0] * 2
+    first = 0.0 if not math.isfinite(bad) else pytest.approx(0.0, abs=1e-4)
+    assert [factor for factor, _, _ in found[2:]] == [first] * 2
+    assert math.isfinite(bad) or [then for _, then, _ in found[2:]] == [1.0] * 2

@@ -20,11 +20,15 @@ from hpcsgd.errors import UserError
 from hpcsgd.methods import METHODS, hierarchical
 from hpcsgd.methods.selsync import AGGREGATES, parameters
 from hpcsgd.parts.averagers import (
+    CLIPS,
     GUARDS,
     MERGES,
+    MESSAGE_MEANS,
     OPTIMIZER_STATE,
     SELECTIONS,
     AverageState,
+    MedianNorm,
+    OverSenders,
     PerBlock,
     PseudoGradientPenalty,
     RadialDirectional,
@@ -83,6 +87,14 @@ class ARounding(Nearest):
 
 
 class ASelection(PerBlock):
+    pass
+
+
+class AMessageMean(OverSenders):
+    pass
+
+
+class AClip(MedianNorm):
     pass
 
 
@@ -193,6 +205,18 @@ NEW: dict[str, Case] = {
         ASelection,
         'name = "sparseloco"\nsync_every = 2\nselection = { name = "NEW", size = 7 }\n',
         lambda m: type(m.averager.inner.select),
+    ),
+    "a mean of messages": (
+        MESSAGE_MEANS,
+        AMessageMean,
+        'name = "sparseloco"\nsync_every = 2\nmean = "NEW"\n',
+        lambda m: type(m.averager.inner.mean),
+    ),
+    "a clip": (
+        CLIPS,
+        AClip,
+        'name = "sparseloco"\nsync_every = 2\nclip = "NEW"\n',
+        lambda m: type(m.averager.inner.clip),
     ),
     "a guard": (
         GUARDS,

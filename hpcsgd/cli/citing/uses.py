@@ -16,6 +16,7 @@ from hpcsgd.methods import METHODS
 from hpcsgd.methods.registry import PAPERS
 from hpcsgd.methods.selsync import AGGREGATES
 from hpcsgd.models import MODELS
+from hpcsgd.parts.averagers.message_mean import CLIPS, MESSAGE_MEANS
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS
 from hpcsgd.parts.averagers.radial_directional import MERGES
@@ -126,6 +127,8 @@ USES: Sequence[tuple[Table, Papers]] = [
             "pier_cosine": ["fan2025pier"],
         },
     ),
+    (CLIPS, {"median_norm": ["lidin2026covenant"]}),
+    (MESSAGE_MEANS, {"over_groups": [], "over_senders": ["lidin2026covenant"]}),
     (SELECTIONS, {"across_shards": ["sarfi2025sparseloco"], "per_block": ["sarfi2025sparseloco"]}),
     (AGGREGATES, _all(AGGREGATES, SELSYNC)),
     (OPTIMIZER_STATE, _all(OPTIMIZER_STATE)),

@@ -6,6 +6,7 @@ from hpcsgd.parts.averagers.flattened import average_flattened
 from hpcsgd.parts.averagers.guarded import Guarded, guarded
 from hpcsgd.parts.averagers.guarded_elastic_mean import GuardedElasticMean
 from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, set_to_average
+from hpcsgd.parts.averagers.message_mean import CLIPS, MESSAGE_MEANS, MedianNorm, OverGroups, OverSenders
 from hpcsgd.parts.averagers.optimizer_state import (
     OPTIMIZER_STATE,
     AverageState,
@@ -28,8 +29,10 @@ from hpcsgd.parts.averagers.radial_directional_elastic import RadialDirectionalE
 from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
 
 __all__ = [
+    "CLIPS",
     "GUARDS",
     "MERGES",
+    "MESSAGE_MEANS",
     "NESTEROV",
     "OPTIMIZER_STATE",
     "OUTER_STATE",
@@ -43,9 +46,12 @@ __all__ = [
     "Mean",
     "MeanFrom",
     "MeanOfAll",
+    "MedianNorm",
     "OuterElasticFragments",
     "OuterElasticMean",
     "OuterStep",
+    "OverGroups",
+    "OverSenders",
     "PerBlock",
     "PseudoGradientPenalty",
     "QuantizedMean",

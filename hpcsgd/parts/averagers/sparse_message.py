@@ -1,13 +1,16 @@
-"""The message that a group sends about one vector at a synchronization of `sparseloco`."""
+"""The messages that groups send about each vector at a synchronization of `sparseloco`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hpcsgd import kernels
+from hpcsgd.core.norm import squared_norm
+from hpcsgd.core.topology import Topology
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.sparsifiers.base import Share
 
@@ -48,3 +51,36 @@ class SparseMessage:
     def _places(self) -> int:
         """Return the bytes of the indices, rounded up to a multiple of 4, so that floats can follow."""
         return -(-kernels.chosen_bytes(*self._segments()) // 4) * 4
+
+
+def gathered(
+    codes: Sequence[SparseMessage], errors: Sequence[Tensor], topology: Topology
+) -> list[list[Tensor]]:
+    """Gather the messages of all groups; return, for each vector, a list with one message per group.
+
+    `errors` are the vectors from which this group's messages are made. Collective over the groups.
+    """
+    sizes = [code.nbytes for code in codes]
+    mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=errors[0].device)
+    for code, e, part in zip(codes, errors, torch.split(mine, sizes), strict=True):
+        if code.count:  # a rank may own nothing of a fragment
+            code.write(e, part)
+    rows = mine.new_empty((topology.num_groups, mine.numel()))
+    if mine.numel():
+        topology.inter_group.allgather(rows.view(-1), mine).wait()
+    return [list(column) for column in torch.split(rows, sizes, dim=1)]
+
+
+def squared_norms(
+    codes: Sequence[SparseMessage], said: Sequence[Sequence[Tensor]], topology: Topology
+) -> Tensor:
+    """Return ‖v_r‖² of the values that each group r has sent, with all its ranks. Collective in the group.
+
+    `said` is the result of `gathered`.
+    """
+    squares = torch.zeros(topology.num_groups, dtype=torch.float64, device=said[0][0].device)
+    for code, parts in zip(codes, said, strict=True):
+        for group, part in enumerate(parts if code.count else ()):
+            squares[group] += squared_norm(code.read(part.contiguous())[1])
+    topology.intra_group.allreduce(squares).wait()
+    return squares
