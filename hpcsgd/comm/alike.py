@@ -23,7 +23,7 @@ def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
     digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
     if len(set(world.gather_objects(digest))) > 1:
         found = difference(dict(enumerate(world.gather_objects(mine))))
-        raise JobError(f"{found}: give all ranks the same")
+        raise JobError(f"ranks {found}: give all ranks the same")
 
 
 def difference(lists: Mapping[int, Sequence[Fact]], member: str = "rank") -> str:
@@ -47,7 +47,7 @@ def difference(lists: Mapping[int, Sequence[Fact]], member: str = "rank") -> str
     found = " and ".join(
         f"{value} on {_numbers(numbers, member)}" for value, numbers in _by_value(values)[:4]
     )
-    return in_one_line(f"{member}s {one} and {other} differ: {what} is {found}")
+    return in_one_line(f"{one} and {other} differ: {what} is {found}")
 
 
 def _before(what: str, facts: Sequence[Fact]) -> str:

@@ -27,18 +27,17 @@ class State(IntEnum):
     """This group was given another model or method than the others."""
 
 
-def worst_of(group: Communicator, mine: State, why: str) -> State:
-    """Return the worst state of the ranks in `group`; `mine` is that of this rank, because of `why`.
+def worst_of(group: Communicator, mine: State, unlike: JobError | None) -> State:
+    """Return the worst state of the ranks in `group`; `mine` is that of this rank. Collective.
 
-    Raises `Over` or, with the `why` of a rank in that state, `JobError`, if the worst state is that.
-    Collective.
+    If it is `OVER`, raises `Over`. If it is `UNLIKE`, raises the error `unlike` of a rank in that state.
     """
     state = torch.tensor([mine], dtype=torch.int32, device="cpu")
     group.allreduce(state, "max").wait()
     if (worst := State(int(state.item()))) is State.OVER:
         raise Over
     if worst is State.UNLIKE:
-        raise JobError(next(filter(None, group.gather_objects(why if mine is worst else ""))))
+        raise next(filter(None, group.gather_objects(unlike)))
     return worst
 
 

@@ -180,7 +180,7 @@ class ElasticAverage:
 
     def _agree(self, stage: Callable[[], None]) -> State:
         """Run `stage` of a round on this rank; return the worst `State` of the group's ranks. Collective."""
-        state = State.FINE
+        state, unlike = State.FINE, None
         try:
             stage()
         except Evicted as error:
@@ -188,12 +188,12 @@ class ElasticAverage:
         except Over:
             state = State.OVER
         except JobError as error:
-            state, self._why = State.UNLIKE, str(error)
+            state, unlike = State.UNLIKE, error
         except OSError as error:
             state, self._why = State.OUTSIDE, str(error)
             if isinstance(error, Broken):
                 self._blamed = self._generation.neighbour(self.index, error.side)
-        return worst_of(self._group, state, self._why)
+        return worst_of(self._group, state, unlike)
 
     def _look_around(self) -> None:
         """Raise `OSError` if the last round's generation, which is a fixed set of groups, has ended."""

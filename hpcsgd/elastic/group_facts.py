@@ -39,5 +39,5 @@ def require_alike(mine: Sequence[Fact], index: int, now: Register, ring: TcpRing
     compared = current | {index: lists[index]}
     if any(facts != lists[index] for facts in compared.values()):
         found = difference(compared, "replica group")
-        raise JobError(f"{found}: give all groups the same")
+        raise JobError(f"replica groups {found}: give all groups the same")
     raise ConnectionError("a group that joins was given another model or method")

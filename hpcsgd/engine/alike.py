@@ -116,7 +116,7 @@ def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -
     first = next(filter(None, lists))
     lists = [facts or first for facts in lists]
     if any(facts != first for facts in lists):
-        raise JobError(f"{difference(dict(enumerate(lists)))}: give all ranks the same")
+        raise JobError(f"ranks {difference(dict(enumerate(lists)))}: give all ranks the same")
 
 
 def in_words(value: Any) -> str:

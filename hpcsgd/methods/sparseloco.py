@@ -261,8 +261,7 @@ def sparseloco(
 
     References:
         A. Sarfi et al.: Communication Efficient LLM Pre-training with SparseLoCo, 2025 (arXiv:2508.15706),
-        algorithm 1. `mean` and `clip`: J. Lidin et al.: Covenant-72B: Pre-Training a 72B LLM with Trustless
-        Peers Over-the-Internet, 2026 (arXiv:2603.08163).
+        algorithm 1. Other values of `mean` and `clip` have papers of their own.
 
     See Also:
         `diloco`: sends the whole movement, to an outer optimizer.

@@ -172,7 +172,7 @@ def test_who_has_what(run, n: int) -> None:
 
 def test_the_same_things_in_another_order() -> None:
     facts: list[Fact] = [("buffer a", "float"), ("buffer b", "float")]
-    told = "ranks 0 and 2 differ: what comes before buffer a is nothing on ranks 0, 1 and buffer b on rank 2"
+    told = "0 and 2 differ: what comes before buffer a is nothing on ranks 0, 1 and buffer b on rank 2"
     assert difference(dict(enumerate([facts, facts, facts[::-1]]))).startswith(told)
 
 

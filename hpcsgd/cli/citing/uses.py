@@ -128,7 +128,7 @@ USES: Sequence[tuple[Table, Papers]] = [
         },
     ),
     (CLIPS, {"median_norm": ["lidin2026covenant"]}),
-    (MESSAGE_MEANS, {"over_groups": [], "over_senders": ["lidin2026covenant"]}),
+    (MESSAGE_MEANS, {"over_groups": ["sarfi2025sparseloco"], "over_senders": ["lidin2026covenant"]}),
     (SELECTIONS, {"across_shards": ["sarfi2025sparseloco"], "per_block": ["sarfi2025sparseloco"]}),
     (AGGREGATES, _all(AGGREGATES, SELSYNC)),
     (OPTIMIZER_STATE, _all(OPTIMIZER_STATE)),

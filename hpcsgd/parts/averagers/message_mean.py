@@ -59,6 +59,7 @@ class OverGroups:
     """
 
     def divide(self, total: Tensor, sent: Sequence[Tensor]) -> None:
+        """Divide `total` by the number of groups in it, of which `sent` has the indices."""
         total.div_(max(len(sent), 1))
 
 
@@ -88,6 +89,7 @@ class OverSenders:
     """
 
     def divide(self, total: Tensor, sent: Sequence[Tensor]) -> None:
+        """Divide each element of `total` by the number of groups whose indices `sent` has it."""
         senders = torch.zeros_like(total)
         for places in sent:
             senders[places] += 1

@@ -81,6 +81,6 @@ def squared_norms(
     squares = torch.zeros(topology.num_groups, dtype=torch.float64, device=said[0][0].device)
     for code, parts in zip(codes, said, strict=True):
         for group, part in enumerate(parts if code.count else ()):
-            squares[group] += squared_norm(code.read(part.contiguous())[1])
+            squares[group] += squared_norm(code.read(part.contiguous())[1].double())
     topology.intra_group.allreduce(squares).wait()
     return squares
