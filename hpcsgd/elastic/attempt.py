@@ -37,7 +37,8 @@ def worst_of(group: Communicator, mine: State, unlike: JobError | None) -> State
     if (worst := State(int(state.item()))) is State.OVER:
         raise Over
     if worst is State.UNLIKE:
-        raise next(filter(None, group.gather_objects(unlike)))
+        errors: list[JobError | None] = group.gather_objects(unlike)
+        raise next(error for error in errors if error is not None)
     return worst
 
 

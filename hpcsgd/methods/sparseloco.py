@@ -50,7 +50,7 @@ from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import PerBlock, WithDistance, WithOptimizerState, keep_state
 from hpcsgd.parts.averagers.message_mean import MedianNorm, MessageMean, OverGroups
 from hpcsgd.parts.averagers.selection import Selection
-from hpcsgd.parts.averagers.sparse_message import SparseMessage, gathered, squared_norms
+from hpcsgd.parts.averagers.sparse_message import SparseMessage, gathered, norms
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.quantizers import bf16, int4, int8
@@ -129,8 +129,7 @@ class SparseDelta:
         """Return the factor of each group's messages, and report that of this group if `clip` sets it."""
         if self.clip is None:
             return [1.0] * s.topology.num_groups
-        squares = squared_norms(codes, said, s.topology)
-        factors = self.clip.factors(squares.sqrt().tolist())
+        factors = self.clip.factors(norms(codes, said, s.topology))
         s.metrics["clip_factor"] = factors[s.topology.inter_group.rank]
         return factors
 

@@ -71,10 +71,10 @@ def gathered(
     return [list(column) for column in torch.split(rows, sizes, dim=1)]
 
 
-def squared_norms(
+def norms(
     codes: Sequence[SparseMessage], said: Sequence[Sequence[Tensor]], topology: Topology
-) -> Tensor:
-    """Return ‖v_r‖² of the values that each group r has sent, with all its ranks. Collective in the group.
+) -> list[float]:
+    """Return ‖v_r‖ of the values that each group r has sent, with all its ranks. Collective in the group.
 
     `said` is the result of `gathered`.
     """
@@ -83,4 +83,4 @@ def squared_norms(
         for group, part in enumerate(parts if code.count else ()):
             squares[group] += squared_norm(code.read(part.contiguous())[1].double())
     topology.intra_group.allreduce(squares).wait()
-    return squares
+    return [square.item() ** 0.5 for square in squares]
