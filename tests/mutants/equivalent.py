@@ -12,8 +12,8 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
     ): "the method is abstract, and its own default is never used",
     (
         "hpcsgd/elastic/attempt.py",
-        "OVER = 3",
-        "OVER = 4",
+        "UNLIKE = 4",
+        "UNLIKE = 5",
     ): "states are compared with each other, and this one stays the largest",
     (
         "hpcsgd/elastic/ring.py",
@@ -35,5 +35,10 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         'part.write_text(json.dumps(to_json(changes, setting(config)), indent=1) + "\\n")',
         'part.write_text(json.dumps(to_json(changes, setting(config)), indent=2) + "\\n")',
     ): "only the blanks in a JSON file change",
+    (
+        "hpcsgd/train/stopping.py",
+        "pause = min(int(CHECK_EVERY / per_step), 10_000)",
+        "pause = min(int(CHECK_EVERY / per_step), 10_001)",
+    ): "ranks check one step later, at a step that depends on the clock anyway",
 }
 """The reason for each mutant, by its file and its stripped line before and after the change."""
