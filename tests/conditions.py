@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 import programs
 
 ROOT = Path(__file__).parents[1]
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 SILENT_SERVER = "127.0.0.77"
 PATIENCE = 7200.0  # seconds that a target may take
@@ -63,7 +64,7 @@ def busy(start: Start) -> Iterator[None]:
     """Keep four cores busy."""
     with ExitStack() as ending:
         for _ in range(4):
-            process = ending.enter_context(programs.start([sys.executable, "-S", "-c", "while True: pass"]))
+            process = ending.enter_context(programs.start([sys.executable, "-S", "-c", BUSY]))
             ending.callback(process.kill)
         yield
 
