@@ -33,7 +33,7 @@ from trainings import Training
 
 pytestmark = pytest.mark.processes
 
-BY_SHARDS = {"sparseloco", "sparseloco over positions", "sparseloco by an outer schedule"}
+BY_SHARDS = {label for label in REFERENCES if label.startswith("sparseloco")}
 """These methods select elements by shards, and the shards of FSDP are different."""
 REFUSED = {
     "bsp in few bits",
