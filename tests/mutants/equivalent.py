@@ -38,7 +38,7 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
     (
         "hpcsgd/train/stopping.py",
         "pause = min(int(CHECK_EVERY / per_step), 10_000)",
-        "pause = min(int(CHECK_EVERY / per_step), 10_001)",
+        "pause = min(int(CHECK_EVERY / per_step), 10001)",
     ): "ranks check one step later, at a step that depends on the clock anyway",
 }
 """The reason for each mutant, by its file and its stripped line before and after the change."""
