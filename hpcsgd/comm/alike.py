@@ -2,18 +2,35 @@
 
 Each of them makes a list of facts. They compare a checksum of their lists, a few bytes each, and the lists
 themselves only if the checksums differ.
+
+A sampler sends nothing itself, because one rank may use it alone. It only notes facts, such as its seed, when
+a rank begins to use it. In its first step an optimizer compares the facts that the ranks noted last.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.stats import CommStats
 from hpcsgd.errors import JobError, in_one_line
 
 Fact = tuple[str, str]
 """A name and its value here, such as "lr of param group 0", "0.1"."""
+_noted: WeakKeyDictionary[CommStats, Sequence[Fact]] = WeakKeyDictionary()
+"""The facts that a rank has noted, by its `CommStats`, which all communicators of the rank share."""
+
+
+def note(world: Communicator, facts: Iterable[Fact]) -> None:
+    """Note facts that the ranks of `world` will compare, and drop those noted before."""
+    _noted[world.stats] = tuple(facts)
+
+
+def noted(world: Communicator) -> Sequence[Fact]:
+    """Return the facts that this rank has noted."""
+    return _noted.get(world.stats, ())
 
 
 def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.core.noted import note
+from hpcsgd.comm.alike import note
 from hpcsgd.core.topology import Topology
 from hpcsgd.data.arguments import digest_of, partition_text, whole_number
 from hpcsgd.data.assignment import Assignment, length_of

@@ -11,17 +11,16 @@ import inspect
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
 from hpcsgd.comm import Communicator
-from hpcsgd.comm.alike import Fact, difference
+from hpcsgd.comm.alike import Fact, difference, noted
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.buffers import is_averaged, is_dense
 from hpcsgd.core.method import Method
-from hpcsgd.core.noted import Facts, noted
 from hpcsgd.engine.chained import parts_of
 from hpcsgd.errors import JobError
 
@@ -103,7 +102,7 @@ def facts_of_groups(
 
 
 def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -> None:
-    """Raise the same `JobError` on every rank if ranks have noted different samplers (`hpcsgd.core.noted`).
+    """Raise the same `JobError` on every rank if ranks have noted different samplers (`hpcsgd.comm.alike`).
 
     Two ranks would otherwise use the same samples, and some samples would never be used. Collective, as part
     of one `call`; gradients may be in transit at the same time.
@@ -112,7 +111,7 @@ def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -
     if everyone.begin(call, zlib.crc32(repr(mine).encode())).wait():
         return
     found = everyone.presence(json.dumps(mine).encode()[:SAMPLER_BYTES].ljust(SAMPLER_BYTES))
-    lists: list[Facts] = [[(what, value) for what, value in json.loads(facts)] for facts in found]
+    lists: list[Sequence[Fact]] = [[(what, value) for what, value in json.loads(facts)] for facts in found]
     first = next(filter(None, lists))
     lists = [facts or first for facts in lists]
     if any(facts != first for facts in lists):

@@ -26,7 +26,7 @@ Differences from the paper:
 - With `outer_schedule`, α changes during the run.
 - How many elements of which block are sent is a separate choice: `PerBlock` is the paper's, `AcrossShards` is
   our own.
-- `mean` and `clip` change how messages become one change of θ; see `message_mean`.
+- `mean` and `clip` change how messages become one change of θ; see `sparse_message`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,15 @@ from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import PerBlock, WithDistance, WithOptimizerState, keep_state
-from hpcsgd.parts.averagers.message_mean import MedianNorm, MessageMean, OverGroups
 from hpcsgd.parts.averagers.selection import Selection
-from hpcsgd.parts.averagers.sparse_message import SparseMessage, gathered, norms
+from hpcsgd.parts.averagers.sparse_message import (
+    MedianNorm,
+    MessageMean,
+    OverGroups,
+    SparseMessage,
+    gathered,
+    norms,
+)
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.quantizers import bf16, int4, int8

@@ -14,12 +14,12 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce, GroupGradReduce
 from hpcsgd.methods import METHODS
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
-from hpcsgd.parts.averagers.message_mean import CLIPS, MESSAGE_MEANS, MedianNorm, MessageMean
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
 from hpcsgd.parts.averagers.radial_directional import MERGES, RadialDirectional
 from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
+from hpcsgd.parts.averagers.sparse_message import CLIPS, MESSAGE_MEANS, MedianNorm, MessageMean
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS, Codec
 from hpcsgd.parts.grad_reduces.combining import COMBINING, Combine

@@ -16,11 +16,11 @@ from hpcsgd.methods import METHODS
 from hpcsgd.methods.registry import PAPERS
 from hpcsgd.methods.selsync import AGGREGATES
 from hpcsgd.models import MODELS
-from hpcsgd.parts.averagers.message_mean import CLIPS, MESSAGE_MEANS
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS
 from hpcsgd.parts.averagers.radial_directional import MERGES
 from hpcsgd.parts.averagers.selection import SELECTIONS
+from hpcsgd.parts.averagers.sparse_message import CLIPS, MESSAGE_MEANS
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING

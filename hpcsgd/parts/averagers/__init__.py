@@ -6,7 +6,6 @@ from hpcsgd.parts.averagers.flattened import average_flattened
 from hpcsgd.parts.averagers.guarded import Guarded, guarded
 from hpcsgd.parts.averagers.guarded_elastic_mean import GuardedElasticMean
 from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, set_to_average
-from hpcsgd.parts.averagers.message_mean import CLIPS, MESSAGE_MEANS, MedianNorm, OverGroups, OverSenders
 from hpcsgd.parts.averagers.optimizer_state import (
     OPTIMIZER_STATE,
     AverageState,
@@ -27,6 +26,7 @@ from hpcsgd.parts.averagers.radial_directional import (
 )
 from hpcsgd.parts.averagers.radial_directional_elastic import RadialDirectionalElasticMean
 from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
+from hpcsgd.parts.averagers.sparse_message import CLIPS, MESSAGE_MEANS, MedianNorm, OverGroups, OverSenders
 
 __all__ = [
     "CLIPS",
