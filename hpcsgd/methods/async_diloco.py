@@ -32,7 +32,6 @@ Differences from the paper:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,12 +41,13 @@ from torch import Tensor
 from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
-from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.message_buffer import MessageBuffer
 from hpcsgd.parts.averagers.parameter_server import ParameterServer
+from hpcsgd.parts.averagers.server_rule import ServerRates, ServerRule, require
 from hpcsgd.parts.grad_reduces import Dense
-from hpcsgd.parts.outer_schedules.base import OuterSchedule, OuterValues, require_useful
+from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.schedules import BySpeed, DynamicLocalSteps, Every
 
 PAPER = """
@@ -66,22 +66,11 @@ class DelayedNesterov:
 
     vectors_per_part = 3
 
-    def __init__(
-        self,
-        epsilon: float,
-        beta: float,
-        buffer_size: int | None,
-        spread: float,
-        schedule: OuterSchedule | None,
-    ) -> None:
-        """Store the rate ε, the momentum β, N (None: the number of groups) and `spread`, which is c·N.
+    def __init__(self, rates: ServerRates, buffer_size: int | None, spread: float) -> None:
+        """Store the rate ε and the momentum β, N (None: the number of groups) and `spread`, which is c·N."""
+        self._rates, self._buffer_size, self._spread = rates, buffer_size, spread
 
-        `schedule` replaces ε and β at each update.
-        """
-        self._epsilon, self._beta, self._buffer_size = epsilon, beta, buffer_size
-        self._spread, self._schedule = spread, schedule
-
-    def begin(self, part: Sequence[Tensor], P: int) -> None:
+    def begin(self, part: Sequence[Tensor], tensors: ByTensor, P: int) -> None:
         self.theta, self._P = part, P
         self.N = self._buffer_size or P
         self.m, self.delta, self._g = ([torch.zeros_like(x) for x in part] for _ in range(3))
@@ -89,7 +78,7 @@ class DelayedNesterov:
         """The number of pseudo-gradients in Δ."""
 
     def apply(self, update: MessageBuffer, t: int) -> None:
-        epsilon, beta = self._rate_and_momentum(t)
+        epsilon, beta = self._rates.at(t, self._P)
         update.unpack(self._g)
         self.buffered += 1
         full = self.buffered >= self.N
@@ -106,10 +95,7 @@ class DelayedNesterov:
             self.buffered = 0
 
     def metrics(self, t: int) -> Mapping[str, float]:
-        if self._schedule is None:
-            return {}
-        epsilon, beta = self._rate_and_momentum(t)
-        return {"outer_lr": epsilon, "outer_momentum": beta}
+        return self._rates.metrics(t, self._P)
 
     def vectors(self) -> Mapping[str, Sequence[Tensor]]:
         return {"momentum": self.m, "buffer": self.delta}
@@ -127,14 +113,6 @@ class DelayedNesterov:
         _copy(self.delta, vectors["buffer"])
         self.buffered = numbers["buffered"]
         return ""
-
-    def _rate_and_momentum(self, t: int) -> tuple[float, float]:
-        """Return ε and β of an update that a group sends after its step t."""
-        values = OuterValues() if self._schedule is None else self._schedule.at(t, self._P)
-        return (
-            self._epsilon if values.lr is None else values.lr,
-            self._beta if values.momentum is None else values.momentum,
-        )
 
 
 def _copy(to: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
@@ -214,24 +192,33 @@ def async_diloco(
         `async_sgd`: a server that adds the update of every step.
         `ensemble_sync`: for groups that die.
     """
+    rates = ServerRates(outer_lr, outer_momentum, outer_schedule)
+    require("buffer_size", buffer_size, buffer_size is None or buffer_size >= 1, "a number of updates ≥ 1")
+    require("momentum_spread", momentum_spread, 0 <= momentum_spread <= 1, "a share from 0 to 1")
+    rule = DelayedNesterov(rates, buffer_size, momentum_spread)
+    return without_waiting(rule, rates, sync_every, local_steps, max_staleness, grad_reduce)
+
+
+def without_waiting(
+    rule: ServerRule,
+    rates: ServerRates,
+    sync_every: int,
+    local_steps: DynamicLocalSteps | None,
+    max_staleness: int | None,
+    grad_reduce: GradReduce,
+) -> Method:
+    """Return the method whose groups send their changes to a parameter server with this `rule`.
+
+    The other arguments are those of `async_diloco`.
+    """
     every = Every(sync_every)
-    _require("outer_lr", outer_lr, 0 < outer_lr < math.inf, "a finite rate > 0")
-    _require("outer_momentum", outer_momentum, 0 <= outer_momentum < 1, "a momentum ≥ 0 and < 1")
-    _require("buffer_size", buffer_size, buffer_size is None or buffer_size >= 1, "a number of updates ≥ 1")
-    _require("momentum_spread", momentum_spread, 0 <= momentum_spread <= 1, "a share from 0 to 1")
-    if outer_schedule is not None:
-        require_useful(outer_schedule, sync_every)
-    rule = DelayedNesterov(outer_lr, outer_momentum, buffer_size, momentum_spread, outer_schedule)
+    if rates.schedule is not None:
+        require_useful(rates.schedule, sync_every)
     if local_steps is None:
         return Method(grad_reduce, every, ParameterServer(max_staleness, rule))
-    _require(
+    require(
         "max_staleness", max_staleness, max_staleness is None,
         "none with local_steps, because a fast group at its end would hold up slow ones for ever",
     )  # fmt: skip
     by_speed = BySpeed(sync_every, local_steps)
     return Method(grad_reduce, by_speed, ParameterServer(None, rule, by_speed))
-
-
-def _require(name: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise UserError(f"{name} = {value}: expected {expected}", key=name, value=value)

@@ -26,8 +26,10 @@ from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.methods import Method, async_diloco, diloco
 from hpcsgd.methods.async_diloco import DelayedNesterov
+from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.message_buffer import MessageBuffer
 from hpcsgd.parts.averagers.server_part import ServerPart
+from hpcsgd.parts.averagers.server_rule import ServerRates
 from hpcsgd.parts.schedules import DynamicLocalSteps
 from methods.invariants import tallying
 from methods.test_battery import OPTIMIZERS
@@ -79,8 +81,8 @@ def test_the_rule_in_drawn_orders(N: int | None, spread: float, seed: int) -> No
     chance, P = np.random.default_rng(seed), 3
     start = chance.normal(size=M)
     like = [torch.zeros(M, dtype=torch.float64)]
-    rule = DelayedNesterov(0.6, 0.8, N, spread, None)
-    part = ServerPart([torch.from_numpy(start)], like, P, None, rule)
+    rule = DelayedNesterov(ServerRates(0.6, 0.8, None), N, spread)
+    part = ServerPart([torch.from_numpy(start)], like, ByTensor((), ()), P, None, rule)
     theirs = Reference(start, N or P, 0.6, 0.8, spread / (N or P))
     for t, group in enumerate(chance.integers(P, size=20)):
         g = chance.normal(size=M)
@@ -94,7 +96,8 @@ def test_the_rule_in_drawn_orders(N: int | None, spread: float, seed: int) -> No
 def test_a_buffer_of_one_update_is_torchs_nesterov_to_the_bit() -> None:
     chance = torch.Generator().manual_seed(1)
     theta = torch.randn(M, generator=chance)
-    part = ServerPart([theta], [theta], 1, None, DelayedNesterov(0.7, 0.9, None, 0.0, None))
+    rule = DelayedNesterov(ServerRates(0.7, 0.9, None), None, 0.0)
+    part = ServerPart([theta], [theta], ByTensor((), ()), 1, None, rule)
     outer = theta.clone().requires_grad_()
     optimizer = optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
     for t in range(6):

@@ -17,11 +17,13 @@ from torch import Tensor
 from hpcsgd.comm import Communicator, RequestServer, phase
 from hpcsgd.comm.on_host import on_host, room_for, settle_all
 from hpcsgd.core.averager import Traits
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import Slowest
 from hpcsgd.errors import UserError
+from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.message_buffer import MessageBuffer
 from hpcsgd.parts.averagers.server_part import ServerPart
 from hpcsgd.parts.averagers.server_rule import AddMean, Pace, ServerRule
@@ -42,6 +44,7 @@ class ServerConnection:
         self,
         owned: Sequence[Tensor],
         model: Sequence[Tensor],
+        buckets: Sequence[Bucket],
         inter_group: Communicator,
         staleness: int | None,
         rule: ServerRule,
@@ -49,20 +52,18 @@ class ServerConnection:
     ) -> None:
         """Set the holders' initial values to `model`, which has the layout of `owned`. Collective.
 
-        `numbers`: see `ServerPart`.
+        `owned` are the shards of `buckets`. `numbers`: see `ServerPart`.
         """
         parts = parts_of(owned, inter_group.size)
         self.pushed, self.read = ([MessageBuffer.like(x, None, numbers) for x in parts] for _ in range(2))
         self._rooms = [x if x.is_cpu else room_for(x) for x in (read.bytes for read in self.read)]
         self._owned, self._inter_group = owned, inter_group
         self._counts = [[x.numel() for x in chunk.tensor_split(inter_group.size)] for chunk in owned]
-        self.keeper = ServerPart(
-            self._kept(model), parts[inter_group.rank], inter_group.size, staleness, rule, numbers
-        )
+        P, h = inter_group.size, inter_group.rank
+        tensors = ByTensor.of_shards(buckets, [[_range(counts, h)] for counts in self._counts])
+        self.keeper = ServerPart(self._kept(model), parts[h], tensors, P, staleness, rule, numbers)
         with phase("model_average"):
-            self._service = RequestServer(
-                inter_group, self.keeper, self.pushed[inter_group.rank].bytes.numel()
-            )
+            self._service = RequestServer(inter_group, self.keeper, self.pushed[h].bytes.numel())
 
     def sendrecv(self) -> float:
         """Send the content of `pushed` to the holders; return once their answers are in `read`.
@@ -184,8 +185,9 @@ class ParameterServer:
         saved, self._owned, self._anew = self._saved, vectors, False
         if self._link is None:
             model = saved.sharded.get("model", vectors)
+            peers = s.topology.inter_group
             self._link = ServerConnection(
-                vectors, model, s.topology.inter_group, self.staleness, self._rule, self._numbers
+                vectors, model, s.buckets, peers, self.staleness, self._rule, self._numbers
             )
             self._lost = self._link.begin(model, saved) if saved.sharded else ""
         if self._lost and s.topology.rank == 0:
@@ -269,6 +271,12 @@ def parts_of(chunks: Sequence[Tensor], P: int) -> list[list[Tensor]]:
     """Return, for each of P groups, views of the parts of `chunks` that the group holds."""
     by_bucket = [chunk.tensor_split(P) for chunk in chunks]
     return [list(part) for part in zip(*by_bucket, strict=True)]
+
+
+def _range(counts: Sequence[int], part: int) -> slice:
+    """Return the range of the `part` in a shard whose parts have so many elements."""
+    start = sum(counts[:part])
+    return slice(start, start + counts[part])
 
 
 def _of_rule(state: State) -> dict[str, list[Tensor]]:

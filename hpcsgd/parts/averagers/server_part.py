@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hpcsgd.comm import accumulation_dtype
 from hpcsgd.comm.streams import HOST
+from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.message_buffer import MessageBuffer
 from hpcsgd.parts.averagers.server_rule import AddMean, ServerRule
 
@@ -24,6 +25,7 @@ class ServerPart:
         self,
         part: Sequence[Tensor],
         like: Sequence[Tensor],
+        tensors: ByTensor,
         P: int,
         staleness: int | None,
         rule: ServerRule | None = None,
@@ -31,10 +33,11 @@ class ServerPart:
     ) -> None:
         """Start with the values of `part`; messages of the P groups have the layout of `like`.
 
-        The rule is `AddMean()` if it is None. A message has its first `numbers` numbers: a group sends its
-        step and its seconds per step, and receives the number of updates so far and the fewest seconds.
+        `tensors` says which elements of the part belong to which tensor of the model. The rule is `AddMean()`
+        if it is None. A message has its first `numbers` numbers: a group sends its step and its seconds per
+        step, and receives the number of updates so far and the fewest seconds.
         """
-        self.rule, self._numbers = rule or AddMean(), numbers
+        self.rule, self._tensors, self._numbers = rule or AddMean(), tensors, numbers
         self.begin(part, P)
         self.clocks = [0] * P
         """For each group, how many updates it has pushed."""
@@ -50,7 +53,7 @@ class ServerPart:
     def begin(self, part: Sequence[Tensor], P: int) -> None:
         """Replace the values of the part with those of `part`, and start the rule anew."""
         self.part = [x.to(HOST, accumulation_dtype(x.dtype), copy=True) for x in part]
-        self.rule.begin(self.part, P)
+        self.rule.begin(self.part, self._tensors, P)
 
     def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
         """Apply the update `question` of `group`; return the new values for all groups that may read now."""

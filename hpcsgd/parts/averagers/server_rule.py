@@ -5,13 +5,18 @@ These are the interfaces between `ParameterServer` and the method that uses it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from hpcsgd.core.step import StepContext
+from hpcsgd.errors import UserError
+from hpcsgd.parts.averagers.by_tensor import ByTensor
 from hpcsgd.parts.averagers.message_buffer import MessageBuffer
+from hpcsgd.parts.outer_schedules.base import OuterSchedule, OuterValues
 
 
 class ServerRule(Protocol):
@@ -22,8 +27,8 @@ class ServerRule(Protocol):
         """The number of vectors as long as the part that the rule keeps next to it."""
         ...
 
-    def begin(self, part: Sequence[Tensor], P: int) -> None:
-        """Start with `part`, in host memory, which P groups send updates to."""
+    def begin(self, part: Sequence[Tensor], tensors: ByTensor, P: int) -> None:
+        """Start with `part`, in host memory, in which `tensors` lie and which P groups send updates to."""
         ...
 
     def apply(self, update: MessageBuffer, t: int) -> None:
@@ -55,7 +60,7 @@ class AddMean:
 
     vectors_per_part = 0
 
-    def begin(self, part: Sequence[Tensor], P: int) -> None:
+    def begin(self, part: Sequence[Tensor], tensors: ByTensor, P: int) -> None:
         self._part, self._P = part, P
 
     def apply(self, update: MessageBuffer, t: int) -> None:
@@ -72,6 +77,41 @@ class AddMean:
 
     def restore(self, vectors: Mapping[str, Sequence[Tensor]], numbers: Mapping[str, Any]) -> str:
         return ""
+
+
+@dataclass(frozen=True)
+class ServerRates:
+    """The rate and the momentum of a rule: `lr` and `momentum`, which `schedule` replaces at each update."""
+
+    lr: float
+    momentum: float
+    schedule: OuterSchedule | None
+
+    def __post_init__(self) -> None:
+        require("outer_lr", self.lr, 0 < self.lr < math.inf, "a finite rate > 0")
+        require("outer_momentum", self.momentum, 0 <= self.momentum < 1, "a momentum ≥ 0 and < 1")
+
+    def at(self, t: int, P: int) -> tuple[float, float]:
+        """Return the rate and the momentum of an update that one of P groups sends after its step t."""
+        values = OuterValues() if self.schedule is None else self.schedule.at(t, P)
+        return (
+            self.lr if values.lr is None else values.lr,
+            self.momentum if values.momentum is None else values.momentum,
+        )
+
+    def metrics(self, t: int, P: int) -> Mapping[str, float]:
+        """Return what a group reports of them, if they change."""
+        return (
+            {}
+            if self.schedule is None
+            else dict(zip(("outer_lr", "outer_momentum"), self.at(t, P), strict=True))
+        )
+
+
+def require(name: str, value: object, holds: bool, expected: str) -> None:
+    """Raise `UserError` about the argument `name` of a method unless the condition `holds`."""
+    if not holds:
+        raise UserError(f"{name} = {value}: expected {expected}", key=name, value=value)
 
 
 class Pace(Protocol):
