@@ -15,6 +15,7 @@ from hpcsgd.methods.des_loc import des_loc as des_loc
 from hpcsgd.methods.diloco import diloco as diloco
 from hpcsgd.methods.ensemble_sync import ensemble_sync as ensemble_sync
 from hpcsgd.methods.fedavg import fedavg as fedavg
+from hpcsgd.methods.heloco import heloco as heloco
 from hpcsgd.methods.hierarchical import allreduce_local_sgd as allreduce_local_sgd
 from hpcsgd.methods.hierarchical import hierarchical as hierarchical
 from hpcsgd.methods.noloco import noloco as noloco

@@ -516,6 +516,12 @@ EXCEPTIONS: Mapping[str, Exempt] = {
         (every_update_counts_once,),
     ),
     "async_sgd": Exempt("async_sgd", dict, WHO_IS_FAST, (every_update_counts_once,)),
+    "heloco without corrections": Exempt(
+        "heloco",
+        lambda: {"sync_every": 2, "outer_lr": 1.0, "outer_momentum": 0.0, "keep_from": 0.0, "shrink": 0.0},
+        WHO_IS_FAST,
+        (every_update_counts_once,),
+    ),
     "ssp": Exempt(
         "ssp", lambda: {"max_staleness": 2}, WHO_IS_FAST, (every_update_counts_once, reads_within(2))
     ),

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import numpy as np
@@ -38,6 +38,16 @@ from references import MakeOptimizer, distributed, gathered_step, model, one_ste
 EVERY, ROUNDS = 2, 4
 STEPS = EVERY * ROUNDS
 M = 13
+
+
+class Server(Protocol):
+    """A server of the whole model: its model, and what it does with a pseudo-gradient."""
+
+    theta: np.ndarray
+
+    def push(self, g: np.ndarray) -> np.ndarray:
+        """Return the new model."""
+        ...
 
 
 class Reference:
@@ -150,12 +160,11 @@ def in_order(
 
 
 def alone_in_order(
-    P: int, K: int, order: Sequence[int], N: int, make: MakeOptimizer, c: float = 0.0
+    P: int, K: int, order: Sequence[int], server: Server, make: MakeOptimizer
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Return the same, computed in one process: parameters as [group][step], and the server's."""
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
-    server = Reference(vector(nets[0]).numpy(), N, c=c)
     read, made = [server.theta.copy() for _ in range(P)], [0] * P
     history: list[list[Tensor]] = [[] for _ in range(P)]
     for g in order:
@@ -178,7 +187,8 @@ def test_a_training_in_a_drawn_order(
     make, order = OPTIMIZERS[optimizer], order_of(P, seed)
     new = lambda: async_diloco(EVERY, buffer_size=N, momentum_spread=spread)  # noqa: E731
     ranks = run(P * K, lambda world: in_order(world, P, order, new(), make))
-    expected, server = alone_in_order(P, K, order, N or P, make, spread / (N or P))
+    reference = Reference(vector(model()).numpy(), N or P, c=spread / (N or P))
+    expected, server = alone_in_order(P, K, order, reference, make)
     for rank, (history, model_of_server) in enumerate(ranks):
         torch.testing.assert_close(history, expected[rank // K], rtol=0, atol=1e-12)
         torch.testing.assert_close(model_of_server, server, rtol=0, atol=1e-12)

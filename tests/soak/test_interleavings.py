@@ -34,6 +34,7 @@ LABELS = {
     "ssp": ["ssp", "ssp, nearly in step", "ssp without staleness"],
     "async_diloco": ["async_diloco", "async_diloco without staleness"],
     "async_sgd": ["async_sgd"],
+    "heloco": ["heloco without corrections"],
     "ad_psgd": ["ad_psgd"],
     "osgp": ["osgp", "osgp on a ring"],
 }

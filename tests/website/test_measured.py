@@ -17,7 +17,7 @@ from website.measured.results import ROOT
 
 NOT_MEASURED = {
     "| Python ≥ 3.11": "versions",
-    "| `diloco(I)`, `async_diloco(I)` | 1/I |": "formulas",
+    "| `diloco(I)`, `async_diloco(I)`, `heloco(I)` | 1/I |": "formulas",
     "| `--ranks 64..4096`": "options",
     "| `python benchmarks/sparse_exchange.py": "commands; the last one is a test, which prints its figures",
     "| `build` |": "goals",

@@ -65,6 +65,7 @@ SIMULATED = {
     "diloco": 'sync_every = 4\noptimizer_state = "average"',
     "ensemble_sync": "sync_every = 4",
     "fedavg": "per_epoch = 3\nsteps_per_epoch = 8",
+    "heloco": "sync_every = 4",
     "hierarchical": 'sync_every = 4\nquantize = "int8"\ngrad_reduce = "reduce_scatter"',
     "noloco": "sync_every = 4",
     "osgp": "overlap_steps = 1",
