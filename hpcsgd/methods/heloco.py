@@ -46,6 +46,7 @@ from torch import Tensor
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
+from hpcsgd.core.norm import squared_norm
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.async_diloco import without_waiting
 from hpcsgd.methods.registry import method
@@ -139,7 +140,7 @@ class CorrectedNesterov:
         return ""
 
     def _correct(self, delta: Tensor, m: Tensor) -> None:
-        lengths = [float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (delta, m)]
+        lengths = [math.sqrt(squared_norm(x)) for x in (delta, m)]
         kept, added = self._correction.shares(lengths[0], lengths[1], float(torch.dot(delta, m)))
         if added != 0:
             delta.mul_(kept).add_(m, alpha=added)

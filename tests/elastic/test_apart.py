@@ -12,6 +12,7 @@ from hpcsgd.elastic.handshake import CHALLENGE, PROOF
 from hpcsgd.elastic.journal import claim, newest
 from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.register import Phase, Point, Vote
+from in_parallel import at_once
 
 STOPS = Vote(leaving=True)
 
@@ -78,11 +79,6 @@ def test_who_has_to_stop_gets_no_samples() -> None:
     come(members, 0)
     vote(members, i0=Vote(Point(8, epoch=2), leaving=True))
     assert members.register.sharing == (0,), "nobody else is there"
-
-
-def at_once(*calls):
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(60) for future in [pool.submit(call) for call in calls]]
 
 
 def voting(client: Client, ballot: Vote = Vote()):  # noqa: B008 - frozen

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -17,14 +17,9 @@ from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unauthenticated
 from hpcsgd.elastic.register import Phase, Register, Vote
+from in_parallel import at_once
 
 NOTHING = Vote()
-
-
-def at_once(*calls) -> list[Register]:
-    """Make the calls in parallel, as ranks do, and return their results."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(20) for future in [pool.submit(call) for call in calls]]
 
 
 def come(*clients: Client, rounds: int = 0) -> Register:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.endings import Over, Relocated
+from in_parallel import at_once
 
 SIZES = (37, 1, 8)
 """The sizes of the vectors; some shards are empty."""
@@ -54,11 +55,7 @@ def replica_groups(
 
         return threads.run(ranks[replica_group], rank)
 
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        futures = [pool.submit(of, replica_group) for replica_group in range(len(ranks))]
-        for future in wait(futures, 60, FIRST_EXCEPTION).done:
-            future.result()
-        return [future.result() for future in futures]
+    return at_once(*(partial(of, replica_group) for replica_group in range(len(ranks))))
 
 
 def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hpcsgd.elastic import ring
 from hpcsgd.elastic.register import Member, Phase, Register
 from hpcsgd.elastic.ring import Broken, TcpRing
 from hpcsgd.elastic.rings import Rings
+from in_parallel import at_once
 
 PATIENCE = 60.0  # seconds
 
@@ -37,8 +39,7 @@ def means(found: list[TcpRing], vectors: list[Tensor | None], n: int, counting: 
         found[r].mean(vectors[r], result, counting)
         return result
 
-    with ThreadPoolExecutor(len(found)) as pool:
-        return [future.result(PATIENCE) for future in [pool.submit(mean, r) for r in range(len(found))]]
+    return at_once(*(partial(mean, r) for r in range(len(found))))
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -65,8 +66,7 @@ def connected(doors: Sequence[ring.Listener], over: Callable[[], bool] = lambda:
             token=TOKEN, heartbeat_timeout=PATIENCE, overdue=lambda _: False, given_up=over,
         )  # fmt: skip
 
-    with ThreadPoolExecutor(len(doors)) as pool:
-        return [*pool.map(connect, range(len(doors)), timeout=PATIENCE)]
+    return at_once(*(partial(connect, place) for place in range(len(doors))))
 
 
 @pytest.fixture

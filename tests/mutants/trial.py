@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections import defaultdict
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,9 +27,9 @@ PATIENCE = 1800.0  # the time limit of a run of the tests, in seconds
 class Covered:
     """The ids of the tests of a tier that run each line, and their seconds."""
 
-    by_line: dict[tuple[str, int], frozenset[str]]
-    by_file: dict[str, frozenset[str]]
-    seconds: dict[str, float]
+    by_line: Mapping[tuple[str, int], frozenset[str]]
+    by_file: Mapping[str, frozenset[str]]
+    seconds: Mapping[str, float]
 
     def of(self, mutant: Mutant) -> list[list[str]]:
         """Return the tests to try, in stages: those of the same package, then the others.
@@ -44,8 +45,37 @@ class Covered:
         stages = [sorted(own, key=self._cost), sorted(found - own, key=self._cost)]
         return [stage for stage in stages if stage]
 
+    def write(self, path: Path) -> None:
+        """Write this to a file."""
+        lines = [[file, line, sorted(tests)] for (file, line), tests in self.by_line.items()]
+        path.write_text(json.dumps({"lines": lines, "seconds": dict(self.seconds)}))
+
+    @classmethod
+    def read(cls, path: Path) -> Covered:
+        """Return what `write` has written to a file."""
+        found = json.loads(path.read_text())
+        return cls.of_lines(
+            {(file, line): set(tests) for file, line, tests in found["lines"]}, found["seconds"]
+        )
+
+    @classmethod
+    def of_lines(cls, by_line: Mapping[tuple[str, int], Set[str]], seconds: Mapping[str, float]) -> Covered:
+        by_file: dict[str, set[str]] = defaultdict(set)
+        for (file, _), tests in by_line.items():
+            by_file[file] |= tests
+        return cls(
+            {place: frozenset(tests) for place, tests in by_line.items()},
+            {file: frozenset(tests) for file, tests in by_file.items()},
+            seconds,
+        )
+
     def _cost(self, test: str) -> float:
         return self.seconds.get(test, 0.0)
+
+
+def commands_on_ranks(tier: str) -> list[list[str]]:
+    """Return the commands of a tier whose ranks a launcher starts."""
+    return [list(command) for _, command in parts(replace(TIERS[tier], workers=""), programs.mpiexec())]
 
 
 class Copy:
@@ -76,19 +106,12 @@ class Copy:
         data = coverage.CoverageData(str(self.folder / ".coverage"))
         data.read()
         by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
-        by_file: dict[str, set[str]] = defaultdict(set)
         for path in data.measured_files():
             file = Path(path).relative_to(self.folder).as_posix()
             for line, contexts in data.contexts_by_lineno(path).items():
                 tests = {re.sub(r"\|(setup|run|teardown)$", "", context) for context in contexts if context}
                 by_line[file, line] |= tests
-                by_file[file] |= tests
-        seconds = json.loads(found.read_text())
-        return Covered(
-            {place: frozenset(tests) for place, tests in by_line.items()},
-            {file: frozenset(tests) for file, tests in by_file.items()},
-            seconds,
-        )
+        return Covered.of_lines(by_line, json.loads(found.read_text()))
 
     def _fails_only_traced(self, done: programs.Done) -> bool:
         """Return whether the tests that have failed in `done` pass where their lines are not recorded.
@@ -123,7 +146,7 @@ class Copy:
 
     def failure_on_ranks(self, tier: str) -> str | None:
         """Return the first test that fails on MPI ranks, or None."""
-        for _, command in parts(replace(TIERS[tier], threads=False), programs.mpiexec()):
+        for command in commands_on_ranks(tier):
             if (failed := self._failure(*command, "-x")) is not None:
                 return failed
         return None

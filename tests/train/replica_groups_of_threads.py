@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -227,11 +226,6 @@ def course(events: Sequence[Event]) -> list[Event]:
     return [
         {key: event[key] for key in DECIDING if key in event} for event in events if event["event"] != "units"
     ]
-
-
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(600) for future in [pool.submit(call) for call in calls]]
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

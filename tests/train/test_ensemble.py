@@ -30,6 +30,7 @@ from hpcsgd.report.summary import of_kind, summary
 from hpcsgd.train.run import setting_of
 from hpcsgd.train.static_run import StaticLoop
 from hpcsgd.train.training_setup import TrainingSetup, assemble
+from in_parallel import at_once
 from train.launches import JOB, make_store
 from train.replica_groups_of_threads import (
     NO_NORM,
@@ -42,7 +43,6 @@ from train.replica_groups_of_threads import (
     World,
     assert_same,
     course,
-    together,
 )
 
 __all__ = ["desk"]
@@ -66,7 +66,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
     words = ["--optimizer.arguments.momentum", momentum, "--lr_schedule.warmup_epochs", "1"]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
-        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+        (one,), (other,) = at_once(lambda: world.live(0, 2), lambda: world.live(1, 2))
     assert not lost(desk)
     assert_same(one.model, other.model)
     assert (one.over, other.over) == (False, True), "the first one saves for both"
@@ -93,7 +93,7 @@ def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ran
         with desk.coordinator(2) as at:
             words = ["--training.epochs", "1", *NO_NORM]
             world = World(at, job_file, tmp_path / str(ranks), words)
-            return together(lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1]))
+            return at_once(lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1]))
 
     alone, several = train(1, 1), train(*ranks)
     assert not lost(desk)
@@ -115,7 +115,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
 
     with desk.coordinator(3) as at:
         world = World(at, job_file, tmp_path / "checkpoints")
-        (one,), _, (other,) = together(lambda: world.live(0, 3), dying, lambda: world.live(2, 3))
+        (one,), _, (other,) = at_once(lambda: world.live(0, 3), dying, lambda: world.live(2, 3))
     assert [event["replica_group"] for event in lost(desk)] == [1]
     assert_same(one.model, other.model)
     assert len(one.seen[0]) == len(other.seen[0]) == TRAIN // 3
@@ -145,7 +145,7 @@ def test_the_rate_follows_the_alive_groups_from_where_samples_are_assigned(
     words = ["--lr_schedule.scaling", rule, "--lr_schedule.scale_with", follows, "--optimizer.lr", "0.01"]
     with desk.coordinator(3) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
-        together(lambda: world.live(0, 3, prepare=read), dying, lambda: world.live(2, 3))
+        at_once(lambda: world.live(0, 3, prepare=read), dying, lambda: world.live(2, 3))
     later = two if follows == "alive" else three
     assert rates == pytest.approx([0.01 * three] * 8 + [0.01 * later] * 24)
 
@@ -173,7 +173,7 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
     rates.clear()
     with desk.coordinator(2) as at:
         again = World(at, job_file, tmp_path / "checkpoints", words)
-        together(lambda: again.live(0, 2, prepare=read), lambda: again.live(1, 2))
+        at_once(lambda: again.live(0, 2, prepare=read), lambda: again.live(1, 2))
     assert rates == [(t, pytest.approx(0.01 * (1 + t / 120))) for t in range(32, 32 + len(rates))]
     assert len(rates) > 12
     assert made[1].param_groups[0]["lr"] == pytest.approx(0.04)
@@ -210,7 +210,7 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str
     with desk.coordinator(2) as at:
         words = ["--method.sync_every", "1", *(["--method.outer", outer] if outer else [])]
         world = World(at, job_file, tmp_path / "checkpoints", words)
-        (stayed,), returned = together(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
+        (stayed,), returned = at_once(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
     assert_same(stayed.model, returned.model)
     first = stayed.seen[0] + returned.seen[0]
     assert len(set(first)) == len(first), "nothing comes twice"
@@ -242,7 +242,7 @@ def test_who_comes_new_looks_on_until_samples_are_assigned(
         every = ["--method.sync_every", "2" if "--method.num_fragments" in outer else "1"]
         more = [*every, "--training.epochs", "2", *outer]
         world = World(at, job_file, tmp_path / "checkpoints", more)
-        (first,), second = together(lambda: world.live(0, 2, before_step=wait), late)
+        (first,), second = at_once(lambda: world.live(0, 2, before_step=wait), late)
     assert_same(first.model, second.model)
     assert list(second.seen) == [1]
     assert sorted(first.seen[0]) == list(range(TRAIN))
@@ -265,7 +265,7 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     ]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", schedule)
-        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=15))
+        (one,), (other,) = at_once(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=15))
     assert (one.reason, other.reason) == ("another replica group has to stop", "it is time")
     assert one.steps == other.steps == 18, "at the next meeting"
     (desk.folder / "register.json").unlink(missing_ok=True)
@@ -283,7 +283,7 @@ def test_synchronizations_at_the_ends_of_epochs_are_recorded(
     """Epochs have 12 steps; in the second one there is also a scheduled synchronization."""
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "8"])
-        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+        (one,), (other,) = at_once(lambda: world.live(0, 2), lambda: world.live(1, 2))
     for life in (one, other):
         assert synced_after(life) == [8, 12, 16, 24, 32, 36]
         numbers = summary(life.records)
@@ -353,14 +353,14 @@ def test_the_slow_group_is_given_more(
     allots = ResourceBudget("samples", 8, min_gain=0.1, cost=0, epochs=4)
     with desk.coordinator(2, budget=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
-        some, (other,) = together(
+        some, (other,) = at_once(
             lambda: world.live(0, 2, K, prepare=passes_of(0.02)),
             lambda: world.live(1, 2, prepare=passes_of(0.1)),
         )
     in_passes = desk.events()
     with desk.coordinator(2) as at:
         plain = World(at, job_file, tmp_path / "plain", words)
-        whole, (half,) = together(lambda: plain.live(0, 2, K), lambda: plain.live(1, 2))
+        whole, (half,) = at_once(lambda: plain.live(0, 2, K), lambda: plain.live(1, 2))
     assert course(in_passes) == course(desk.events()[len(in_passes) :])
     assert [life.seen for life in [*some, other]] == [life.seen for life in [*whole, half]]
     assert [event["units"] for event in in_passes if "units" in event] == [{0: 4, 1: 4}, {0: 1, 1: 7}]
@@ -392,7 +392,7 @@ def test_an_group_that_is_given_other_ranks_comes_back_with_them(
     allots = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=2)
     with desk.coordinator(2, budget=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
-        fast, slow = together(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))
+        fast, slow = at_once(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))
     assert dict(at.register.units) == {0: 1, 1: 3}
     assert_same(fast[-1].model, slow[-1].model)
     assert not lost(desk)

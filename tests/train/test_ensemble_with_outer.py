@@ -17,7 +17,8 @@ from hpcsgd.core.topology import form
 from hpcsgd.parts.averagers import OUTER_STATE, OuterElasticFragments, OuterElasticMean
 from hpcsgd.train.static_run import StaticLoop
 from hpcsgd.train.training_setup import TrainingSetup, assemble
-from train.replica_groups_of_threads import NO_NORM, WORDS, Stops, World, assert_same, together
+from in_parallel import at_once
+from train.replica_groups_of_threads import NO_NORM, WORDS, Stops, World, assert_same
 from train.test_ensemble import job_file
 
 __all__ = ["desk", "job_file"]
@@ -35,7 +36,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> 
     """The result has the same bits as `diloco` if each epoch ends with a synchronization."""
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words(outer, *NO_NORM))
-        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+        (one,), (other,) = at_once(lambda: world.live(0, 2), lambda: world.live(1, 2))
     assert_same(one.model, other.model)
 
     def plain(world: Communicator) -> dict[str, Tensor]:
@@ -63,7 +64,7 @@ def test_groups_end_with_one_model_if_they_synchronize_fragments(
     more = [*FRAGMENTS, *NO_NORM, "--training.checkpoint_every_steps", "8"]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words(SGD, *more))
-        (one, *_), (other, *_) = together(
+        (one, *_), (other, *_) = at_once(
             lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1])
         )
     assert_same(one.model, other.model)
@@ -129,7 +130,7 @@ def test_a_late_group_does_not_stand_for_all(
     how += ["--method.sync_every", str(fragments), "--method.num_fragments", str(fragments), *NO_NORM]
     with desk.coordinator(2, quorum=1, grace=600, late_rounds=2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words(SGD, *how))
-        (one,), (other,) = together(
+        (one,), (other,) = at_once(
             lambda: world.live(0, 2, before_step=late), lambda: world.live(1, 2, before_step=wait)
         )
     assert_same(one.model, other.model)

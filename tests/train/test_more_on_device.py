@@ -19,9 +19,10 @@ from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import form
 from hpcsgd.performance import comparing
 from hpcsgd.performance.probing import delta
+from in_parallel import at_once
 from train.interruptions import Never, without_pictures
 from train.launches import JOB, make_store
-from train.replica_groups_of_threads import NO_NORM, World, assert_same, together
+from train.replica_groups_of_threads import NO_NORM, World, assert_same
 
 __all__ = ["desk"]
 
@@ -89,7 +90,7 @@ def test_groups(job_file: Path, tmp_path: Path, desk: Desk) -> None:
         with desk.coordinator(2) as at:
             words = ["--training.epochs", "1", "--optimizer.arguments.momentum", "0.9", *NO_NORM]
             world = World(at, job_file, tmp_path / on, [*words, "--training.device", on])
-            lives = together(lambda w=world: w.live(0, 2, 2), lambda w=world: w.live(1, 2, 1))
+            lives = at_once(lambda w=world: w.live(0, 2, 2), lambda w=world: w.live(1, 2, 1))
             models.append([life.model for ranks in lives for life in ranks])
     for expected, mine in zip(*models, strict=True):
         assert_same({name: value.cpu() for name, value in mine.items()}, expected)

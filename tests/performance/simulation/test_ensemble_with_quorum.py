@@ -35,7 +35,8 @@ from hpcsgd.performance.simulation.picture import draw
 from hpcsgd.performance.simulation.rules import Ensemble, EnsembleWithQuorum, rule_of
 from hpcsgd.performance.simulation.rules import ensemble_with_quorum as module
 from hpcsgd.performance.simulation.simulated_run import SimulatedRun
-from train.replica_groups_of_threads import NO_NORM, Life, World, together
+from in_parallel import at_once
+from train.replica_groups_of_threads import NO_NORM, Life, World
 from train.test_ensemble import job_file
 
 __all__ = ["desk", "job_file"]
@@ -341,7 +342,7 @@ def test_real_groups_synchronize_in_the_simulated_order(
         def live(g: int) -> list[Life]:
             return world.live(g, 3, before_step=lambda t: director.before_step(g, t))
 
-        *lives, _ = together(lambda: live(0), lambda: live(1), lambda: live(2), director.direct)
+        *lives, _ = at_once(lambda: live(0), lambda: live(1), lambda: live(2), director.direct)
     commits = [event for event in desk.events() if event["event"] == "commit"]
     real = [(event["t"], tuple(event["members"]), tuple(event["counted"])) for event in commits]
     assert real == [(0, THREE, THREE), *((sync.t, sync.members, sync.counted) for sync in found.syncs)]
