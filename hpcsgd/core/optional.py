@@ -40,7 +40,8 @@ class Prepares(Protocol):
         """Act before the update of step `s`, whose gradients have been averaged in the group.
 
         `vectors` are the vectors that are passed to `average` after the update. This call may change them,
-        and, if `Traits.reads_gradients` is True, the gradients. Collective.
+        and, if `Traits.reads_gradients` is True, the gradients. If `s.in_step` is False, `average` follows
+        without an update, and there are no gradients. Collective.
         """
         ...
 
@@ -151,7 +152,7 @@ class WithSearch(Protocol):
 
 
 def prepare(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None:
-    """Call `prepare` of `averager` and then of the parts inside it, before an update. Collective."""
+    """Call `prepare` of `averager` and then of the parts inside it. Collective."""
     part: Any = averager
     while True:
         if isinstance(part, Prepares):

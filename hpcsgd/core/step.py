@@ -74,6 +74,8 @@ class StepContext:
 
     fixed: TrainingContext
     t: int = 0
+    in_step: bool = True
+    """False in an average that the training script requests between two steps, by `average_models()`."""
     rates: tuple[float, ...] = (0.0,)
     """The learning rate of each parameter group in this step, warm-up included."""
     loss: float | Tensor | None = None

@@ -241,7 +241,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
             require_no_iterate_outside(self.local.optimizer, self.local.known)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
-        s.t, s.rates, s.left_out = s.t + 1, call.rates, ()
+        s.t, s.in_step, s.rates, s.left_out = s.t + 1, True, call.rates, ()
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         param_gather = ParamGather(s, traits.leaves_shards, self._quantized_gather, self._pending_params)
         prepare(averager := self.method.averager, self._vectors, s)

@@ -51,8 +51,8 @@ class WithAverages:
             s = self.ready_for("average_models()")
             if s.topology.has_one_group:
                 return
-            if s.t == 0:
-                prepare(self.method.averager, self._vectors, s)  # its state begins before the first averaging
+            s.in_step, s.rates, s.left_out = False, call.rates, ()
+            prepare(self.method.averager, self._vectors, s)
             param_gather = ParamGather(s, shards=False)  # models are whole
             synchronize_models(s, self.method.averager, param_gather, s.buckets, has_modes=self._has_modes)
             param_gather.finish()

@@ -79,6 +79,8 @@ class Accumulated:
             _rate(s)
             self.agreed = [w.to(accumulation_dtype(w.dtype), copy=True) for w in vectors]
             self.sums = [torch.zeros_like(w) for w in self.agreed]
+        if not s.in_step:
+            return
         s.gradients()  # copies the gradients into the buckets if they were not reduced
         for total, b in zip(self.sums, s.buckets, strict=True):
             total.add_(b.grad_shard)

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, phase
-from hpcsgd.core.averager import Averager, Traits
+from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.state import State
@@ -168,7 +168,8 @@ class Watching:
         object.__setattr__(self, "traits", traits)
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        self.significance.begin(s)
+        if s.in_step:
+            self.significance.begin(s)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return self.inner.average(vectors, s)
@@ -185,6 +186,8 @@ class MeanGradient:
     traits = Traits(All())
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if not s.in_step:
+            return
         self.significance.begin(s)
         if s.topology.num_groups > 1 and self.significance(s):
             with phase("model_average"):
@@ -193,8 +196,8 @@ class MeanGradient:
                     s.topology.inter_group.allreduce(g, "mean").wait()
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
-        """Return `vectors` unchanged: `prepare` has averaged the gradients."""
-        return vectors
+        """In a step, return `vectors` unchanged: `prepare` has averaged the gradients."""
+        return vectors if s.in_step else run_averager(Mean(), vectors, s)
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         return [allreduce("inter_group", m.shard(b) * b.width) for b in m.buckets]

@@ -87,7 +87,7 @@ class PushSum:
         self._link: Communicator | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Multiply the parameters z_i by w_i, so that the optimizer updates x_i.
+        """Multiply the parameters z_i by w_i, so that the optimizer updates x_i, and `average` gets it.
 
         If every rank updates the whole model, multiply the whole model, otherwise only this rank's shards.
         """

@@ -175,7 +175,8 @@ class SwitchedAverager:
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         turn = self._turn
-        turn.look(s)
+        if s.in_step:
+            turn.look(s)
         if turn.last and s.topology.num_groups == 1:  # no other group to average with
             turn.over = True
 

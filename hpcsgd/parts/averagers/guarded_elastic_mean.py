@@ -71,7 +71,6 @@ class GuardedElasticMean:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        self.prepare(found, s)  # a resumed run synchronizes before its first step
         self.average_from(self._theta, s)
         for theta, b in zip(self._theta, s.buckets, strict=True):
             theta.copy_(b.parameters)

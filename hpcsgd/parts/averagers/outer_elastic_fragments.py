@@ -91,13 +91,12 @@ class OuterElasticFragments:
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self._start(s)
-        self._updated = s.t > 0  # it is 0 before the first synchronization of a run
-        if self._updated:
+        if s.in_step:
+            self._updated = True
             self._weights.count_step()
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        self._start(s)  # a run that goes on synchronizes before its first step
         models = [fragment.of(self._whole) for fragment in self._cut]
         old = [
             [x.to(w.dtype, copy=True) for x, w in zip(outer.theta, mine, strict=True)]

@@ -195,12 +195,11 @@ class OuterElasticMean:
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self._start(s)
-        if s.t:  # it is 0 if the groups synchronize before the first step
+        if s.in_step:
             self._weights.count_step()
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found, outer = list(vectors), self.outer
-        self._start(s)  # a run that goes on synchronizes before its first step
         w = [b.parameters for b in s.buckets]
         shared = outer.shared()
         theta = [x.to(y.dtype) for x, y in zip(outer.theta, w, strict=True)]
