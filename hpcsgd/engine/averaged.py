@@ -21,6 +21,7 @@ from hpcsgd.core.buffers import averaged_buffers, make_writable, places
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.fsdp import reshard
 from hpcsgd.core.method import HoldsModel
+from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
 from hpcsgd.core.waits import All, InNeighbors, Pairs, RandomPartner, Slowest, Waits
@@ -178,12 +179,15 @@ def _differ_after(waits: Waits, P: int) -> bool:
 
 
 @contextlib.contextmanager
-def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Generator[float, None, None]:
+def averaged(
+    s: StepContext, central: HoldsModel | None, model: nn.Module, frozen: Sequence[Slot] = ()
+) -> Generator[float, None, None]:
     """Make `model` the mean over the groups, or the model that `central` holds, inside the block.
 
-    Buffers of averaged dtypes become the mean over all ranks. After the block, parameters and buffers are as
-    before, bit for bit, even if the block wrote into them, and also with one group. For that a copy of the
-    buckets' vectors `w` is kept. Collective.
+    `frozen` parameters are the mean over the groups in any case: the momentum of a server moves them in the
+    model that it holds. Buffers of averaged dtypes become the mean over all ranks. After the block,
+    parameters and buffers are as before, bit for bit, even if the block wrote into them, and also with one
+    group. For that a copy of the buckets' vectors `w` is kept. Collective.
 
     Yields D, the mean distance of the groups' models from the averaged model (see `averagers.distance`).
     """
@@ -194,8 +198,9 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
     mine = s.buffers
     buffers = [(buffer, buffer.clone()) for buffer in mine]
     with torch.no_grad(), phase("eval"):
-        require_alike(s.topology.world, list(buffer_facts(model)))
-        D = _agree(s, central, brought) if s.topology.num_groups > 1 else 0.0
+        names = ", ".join(slot.name for slot in frozen) or "none"
+        require_alike(s.topology.world, [*buffer_facts(model), ("frozen parameters", names)])
+        D = _agree(s, central, brought, frozen) if s.topology.num_groups > 1 else 0.0
         if s.topology.world_size > 1:
             average_flattened(mine, s.topology.world)
     try:
@@ -209,13 +214,27 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
             table[name] = buffer
 
 
-def _agree(s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor]) -> float:
+def _agree(
+    s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor], frozen: Sequence[Slot]
+) -> float:
     """Set all groups' models to the averaged one; return D, the distance of the earlier models from it.
 
     `brought`: copies of the buckets' earlier vectors `w`.
     """
     set_to_average(s.shards, s, central)
     mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]
+    if central is not None:
+        _set_to_mean(frozen, mine, s)
     D = distance(s, mine, s.shards, shards=True)
     gather_shards(s)
     return D
+
+
+def _set_to_mean(slots: Sequence[Slot], mine: Sequence[Tensor], s: StepContext) -> None:
+    """Set these parameters in the shards to the mean of the groups' values, which are in `mine`."""
+    for b, own in zip(s.buckets, mine, strict=True):
+        for slot, place in b.pieces():
+            if slot in slots:
+                mean = own[place].clone()
+                s.topology.inter_group.allreduce(mean, "mean").wait()
+                b.param_shard[place] = mean

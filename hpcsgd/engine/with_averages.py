@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import prepare
+from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import StepContext
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block, GroupModel, averaged
@@ -36,6 +37,7 @@ class WithAverages:
     _has_modes: bool
     _call: Callable[[str], Call]
     _during: Callable[[str], contextlib.AbstractContextManager[Call]]
+    _now_frozen: Callable[[], list[Slot]]
     _take_metrics: Callable[[], None]
 
     @property
@@ -75,7 +77,7 @@ class WithAverages:
         brought = [b.w.clone() for b in s.buckets if training]
         call_each(training, EVAL)
         try:
-            with averaged(s, self.method.model_holder(), self.model) as D:
+            with averaged(s, self.method.model_holder(), self.model, self._now_frozen()) as D:
                 yield D
         finally:
             if training:

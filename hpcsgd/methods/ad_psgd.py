@@ -167,6 +167,13 @@ class PairAverage:
             self._shared.ask(2 * chance.randrange(s.topology.num_groups // 2) + 1)
         return found
 
+    def memory_bytes(self, m: ModelLayout) -> float:
+        """Return the bytes of x, of its copy at the end of the last step, and of four message buffers.
+
+        The buffers are for the request and its answer, the answer to a request, and a request that arrives.
+        """
+        return m.own_elements(wide=True) + 5 * m.message_buffer()
+
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Return the predicted messages: x_i from an active group to a passive one, and the average back.
 

@@ -57,6 +57,11 @@ class GossipAverage:
             own.copy_(x)
         return found
 
+    def memory_bytes(self, m: ModelLayout) -> float:
+        """Return the bytes of the message buffers: one to send, and one for each neighbour of a period."""
+        neighbours = {j for t in range(self.graph.period(m.P)) for j in self.graph.peers(0, t, m.P)}
+        return (1 + len(neighbours)) * m.message_buffer()
+
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Return the messages that carry x_i to every neighbour, averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()

@@ -25,7 +25,7 @@ Differences from the paper:
 
 - The paper's worker is a group here. The server's model and momentum are distributed over all ranks, in host
   memory. A rank corrects those elements of a tensor that it has, by their own c, ‖Δ‖ and ‖m‖. So a tensor on
-  several ranks is corrected in several pieces, and results depend on P·K.
+  several ranks is corrected in several pieces, and results depend on P, on K and on `bucket_cap_mb`.
 - The values of c_ok, k_s, β_max, k_d and κ are ours: the summary has none.
 - η is `outer_lr` divided by the number of groups.
 - The paper may weight Δ̂ by the group or its delay (ρ). Here all weights are 1.
@@ -129,13 +129,13 @@ class CorrectedNesterov:
         return self._rates.metrics(t, self._P)
 
     def vectors(self) -> Mapping[str, Sequence[Tensor]]:
-        return {"momentum": self.m}
+        return {"mean update": self.m}
 
     def numbers(self) -> Mapping[str, Any]:
         return {}
 
     def restore(self, vectors: Mapping[str, Sequence[Tensor]], numbers: Mapping[str, Any]) -> str:
-        for m, saved in zip(self.m, vectors["momentum"], strict=True):
+        for m, saved in zip(self.m, vectors["mean update"], strict=True):
             m.copy_(saved)
         return ""
 
@@ -172,8 +172,8 @@ def heloco(
         sync_every: Steps of a group between two synchronizations (the paper's H), at least 1. With
             `local_steps` these are the steps of the fastest group.
         outer_lr: P times the server's rate η, above 0. Default 0.7.
-        outer_momentum: The server's momentum μ, ≥ 0 and below 1. The momentum is an average, so it does not
-            make steps longer. Default 0.9.
+        outer_momentum: The server's momentum μ, ≥ 0 and below 1. The momentum is an average, so it
+            makes steps at most 1 + μ times as long. Default 0.9.
         keep_from: Cosine between update and momentum from which on an update stays as it is (c_ok), 0 to 1.
             Default 0.3.
         shrink: How much of what points against the momentum is taken away (k_s), 0 or more. Default 1.0.

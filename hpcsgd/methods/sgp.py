@@ -105,6 +105,10 @@ class PushSum:
             own.copy_(mine if self.weight == 1 else mine.div_(self.weight))
         return found
 
+    def memory_bytes(self, m: ModelLayout) -> float:
+        """Return the bytes of the message buffers: those of τ steps under way, and of the current one."""
+        return (self.staleness + 1) * (1 + mean_peers(self.graph, m.P)) * m.message_buffer()
+
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Return the messages that carry x_i and w_i (line 3), averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()

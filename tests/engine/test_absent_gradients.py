@@ -157,7 +157,7 @@ def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
     """A frozen layer keeps its bits with every method. The groups' models differ when it is frozen."""
     case = TABLE[label]
 
-    def train(world: Communicator) -> tuple[bool, bool, Tensor]:
+    def train(world: Communicator) -> tuple[bool, bool, Tensor, Tensor, Tensor]:
         net: Any = make_model(dtype=torch.float64)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.0 if "sasgd" in label else 0.9)
         optimizer = DistributedOptimizer(inner, net, case.form(world, 2), case.new())
@@ -174,15 +174,21 @@ def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
         before = vector(net[0])
         steps(3, 9)
         stayed = torch.equal(before, vector(net[0]))
+        with optimizer.averaged_model():
+            averaged = vector(net[0])
         net[0].requires_grad_(True)
         steps(9, 12)
         optimizer.state_dict()
-        return stayed, torch.equal(before, vector(net[0])), vector(net)
+        return stayed, torch.equal(before, vector(net[0])), vector(net), before, averaged
 
-    for stayed, still, w in run(6, train):
+    ranks = run(6, train)
+    mean = torch.stack([before for *_, before, _ in ranks]).mean(0)
+    for stayed, still, w, before, averaged in ranks:
         assert stayed
         assert not still
         assert w.isfinite().all()
+        own = case.method == "ensemble_sync"  # evaluates each group's own model
+        torch.testing.assert_close(averaged, before if own else mean, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("make", [hierarchical, hpcsgd.diloco])

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import UserError
 from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.methods import heloco
+from hpcsgd.methods import Method, async_diloco, heloco
 from hpcsgd.methods.heloco import CorrectedNesterov, Correction
 from hpcsgd.parts.averagers.by_tensor import ByTensor, TensorPart
 from hpcsgd.parts.averagers.server_part import ServerPart
@@ -187,6 +187,40 @@ def test_it_goes_on_to_the_same_bits(run, tmp_path: Path, P: int, K: int) -> Non
 
     for mine, resumed in run(P * K, both):
         assert torch.equal(mine, resumed)
+
+
+@pytest.mark.threads
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("first", [async_diloco, heloco])
+def test_a_checkpoint_of_the_other_server(
+    run, tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Callable[..., Method]
+) -> None:
+    """Its momentum is another quantity, so it does not go on."""
+    then = heloco if first is async_diloco else async_diloco
+
+    def train(world: Communicator) -> float:
+        topology = form(world, groups=2)
+
+        def trained(method: Method, steps: range, load: bool) -> DistributedOptimizer:
+            net = model()
+            made = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
+            if load:
+                hpcsgd.load(tmp_path / "saved", made)
+            for t in steps:
+                one_step(net, made, topology, t)
+            return made
+
+        hpcsgd.save(tmp_path / "saved", trained(first(EVERY), range(EVERY), load=False))
+        averager: Any = trained(then(EVERY), range(EVERY, EVERY + 1), load=True).method.averager
+        return float(averager.keeper.rule.m[0].norm())
+
+    assert run(2, train) == [0.0, 0.0]
+    assert (
+        caplog.messages.count(
+            "the server's momentum starts anew: the checkpoint was written with another method"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(

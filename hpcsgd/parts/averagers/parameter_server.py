@@ -30,6 +30,7 @@ from hpcsgd.parts.averagers.server_rule import AddMean, Pace, ServerRule
 
 log = logging.getLogger(__name__)
 
+_OF_ANOTHER_METHOD = "the server's momentum starts anew: the checkpoint was written with another method"
 FROM_RULE = "server "
 """The prefix of the vectors of the server's rule in the averager's state."""
 
@@ -104,10 +105,11 @@ class ServerConnection:
         with self._service.at_rest():
             self.keeper.begin(self._kept(model), self._inter_group.size)
             self.keeper.seconds = list(state.per_rank.get("seconds", [0.0] * self._inter_group.size))
-            if not (saved := _of_rule(state)):
-                return ""
+            saved, rule = _of_rule(state), self.keeper.rule
+            if saved.keys() != rule.vectors().keys():
+                return "" if not state.sharded else _OF_ANOTHER_METHOD
             held = {name: self._kept(vectors) for name, vectors in saved.items()}
-            return self.keeper.rule.restore(held, state.replicated)
+            return rule.restore(held, state.replicated)
 
     def last_read(self) -> list[Tensor]:
         """Return this rank's shards of the model that its group has read last."""

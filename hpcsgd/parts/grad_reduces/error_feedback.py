@@ -17,6 +17,7 @@ from torch import Tensor, optim
 
 from hpcsgd import kernels
 from hpcsgd.arguments import checked
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import ReduceContext
 from hpcsgd.errors import UserError
@@ -33,9 +34,10 @@ class Feedback(Protocol):
         """Raise `UserError` for an optimizer with which the update would be wrong."""
         ...
 
-    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
-        """Change the gradient `g` in place before it is added to the accumulated gradient.
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> Tensor:
+        """Return what is added to the accumulated gradient for the gradient `g`.
 
+        The result is `g` itself, which may change, or a new tensor, so that nothing is rounded to 16 bits.
         `velocity` is the part for `g` of the worker's second vector; None if this kind does not need one.
         """
         ...
@@ -67,8 +69,8 @@ class ErrorFeedback:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         pass
 
-    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
-        pass
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> Tensor:
+        return g
 
     def after(self, d: ReduceContext, mean: Tensor) -> None:
         pass
@@ -107,8 +109,8 @@ class LrInErrorFeedback:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("lr_in_error_feedback", optimizer, ("momentum", "weight_decay", "maximize"))
 
-    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
-        g.mul_(self._rate(d))
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> Tensor:
+        return g.to(accumulation_dtype(g.dtype)).mul_(self._rate(d))
 
     def after(self, d: ReduceContext, mean: Tensor) -> None:
         mean.div_(self._rate(d))
@@ -174,9 +176,10 @@ class MomentumCorrection:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("momentum_correction", optimizer, ("momentum",))
 
-    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> Tensor:
         assert velocity is not None
-        g.copy_(velocity.mul_(self.momentum).add_(g))
+        velocity.mul_(self.momentum).add_(g)
+        return g.copy_(velocity) if g.dtype == velocity.dtype else velocity.clone()
 
     def after(self, d: ReduceContext, mean: Tensor) -> None:
         pass
@@ -250,13 +253,14 @@ class Residual:
         return {name: dict(zip(self._names, self._by_layer(x), strict=True)) for name, x in vectors.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load the vectors that `state_dict` returned; if `state` is empty, set them to zero.
+        """Load the vectors that `state_dict` returned, and set those to zero that `state` lacks.
 
-        A state that was saved before the first reduction is empty.
+        A state that was saved before the first reduction is empty, and another kind of error feedback may
+        have had one vector only.
         """
         for name, layers in self.state_dict().items():
             for layer, own in layers.items():
-                own.copy_(state[name][layer]) if state else own.zero_()
+                own.copy_(state[name][layer]) if name in state else own.zero_()
 
     def _by_layer(self, x: Tensor) -> Sequence[Tensor]:
         return x.split(self.layers.diff().tolist())

@@ -21,6 +21,7 @@ A group of one rank has no other rank to send to, and its gradients stay unchang
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -43,6 +44,8 @@ from hpcsgd.parts.grad_reduces.codecs import Codec, Gaps
 from hpcsgd.parts.grad_reduces.combining import Combine, Selected, union
 from hpcsgd.parts.grad_reduces.error_feedback import ErrorFeedback, Feedback, Residual
 from hpcsgd.parts.sparsifiers import Accumulated, Adapting, Sparsifier
+
+log = logging.getLogger(__name__)
 
 
 @checked
@@ -180,6 +183,11 @@ class Sparse:
         self.feedback.require_optimizer(d.fixed.optimizer_state.optimizer)
         residual = Residual(d.buckets, self.feedback.velocity)
         residual.load_state_dict(self._saved)
+        if self._saved and self._saved.keys() != residual.state_dict().keys() and d.topology.rank == 0:
+            log.warning(
+                "Sparse: the checkpoint was written with another feedback: the workers' momentum "
+                "before the selection starts anew, and the rest that was not sent is kept"
+            )
         self._saved = {}
         self._bounds = self.sparsifier.cut(residual.layers, self._workers(d.topology).size)
         return residual
@@ -189,8 +197,10 @@ class Sparse:
         residual = self._residual
         assert residual is not None
         g, velocity = b.g[: b.slots[-1].stop], residual.velocity
-        self.feedback.before(d, g, None if velocity is None else velocity[residual.spans[i]])
-        self._norms.append(residual.take_in(g, i, self._bounds))
+        added = self.feedback.before(d, g, None if velocity is None else velocity[residual.spans[i]])
+        self._norms.append(residual.take_in(added, i, self._bounds))
+        if added is not g:
+            g.zero_()
 
     def _send(self, d: ReduceContext) -> None:
         """Run lines 6 to 12 except 10: select, send, and write the mean s into the gradients."""

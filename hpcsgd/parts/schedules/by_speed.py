@@ -29,8 +29,8 @@ from hpcsgd.errors import UserError
 class DynamicLocalSteps:
     """Steps between two synchronizations by the measured speed of each group: dynamic local updates.
 
-    Use it as `local_steps` of `async_diloco`. The fastest group takes `sync_every` steps between two
-    synchronizations, and a group that is n times slower takes about an n-th of them. So all groups
+    Use it as `local_steps` of `async_diloco` or `heloco`. The fastest group takes `sync_every` steps between
+    two synchronizations, and a group that is n times slower takes about an n-th of them. So all groups
     synchronize about equally often. A speed is the mean since the group's last synchronization. Evaluations
     and checkpoints do not count, because there groups wait for each other.
 
@@ -60,7 +60,7 @@ class DynamicLocalSteps:
         B. Liu et al.: Asynchronous Local-SGD Training for Language Modeling, 2024 (arXiv:2401.09135), eq. 6.
 
     See Also:
-        `async_diloco`: the method.
+        `async_diloco`, `heloco`: the methods.
     """
 
     min_steps: int = 1

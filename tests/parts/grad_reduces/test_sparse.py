@@ -449,3 +449,57 @@ def test_a_float32_model_and_one_of_two_types(run) -> None:
     for wide in (False, True):
         for losses in run(2, training, wide):
             assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("feedback", [LrInErrorFeedback(), MomentumCorrection(0.75)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_nothing_is_rounded_to_16_bits(run, feedback: Feedback, dtype: torch.dtype) -> None:
+    """acc is float32. What is added to it has more bits than a gradient, and may be too small for float16."""
+    last = torch.finfo(dtype).eps
+    gradients, rate = [torch.full((64,), (1 + last) * 2.0**-i, dtype=dtype) for i in (15, 16)], 3 * 2.0**-14
+
+    def training(world: Communicator) -> Tensor:
+        net = nn.Linear(64, 1, bias=False, dtype=dtype)
+        inner, method = (
+            optim.SGD(net.parameters(), lr=rate),
+            bsp(Sparse(HardThreshold(1e9), feedback=feedback)),
+        )
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world), method)
+        for g in gradients:
+            optimizer.zero_grad()
+            net(g).sum().backward()
+            optimizer.step()
+        return method.state_dict()["grad_reduce"].per_rank_params["acc"]["weight"]
+
+    first, second = (float(g[0]) for g in gradients)
+    u = 0.75 * first + second
+    expected = rate * (first + second) if isinstance(feedback, LrInErrorFeedback) else first + u
+    for acc in run(2, training):
+        assert torch.equal(acc, torch.full((64,), expected))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.threads
+def test_another_feedback_after_a_restart(run, caplog: pytest.LogCaptureFixture) -> None:
+    """What was not sent goes on, and the momentum begins at 0."""
+
+    def training(world: Communicator) -> bool:
+        def new(feedback: Feedback) -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
+            net = model()
+            method = bsp(Sparse(HardThreshold(1e9), feedback=feedback))
+            inner = sgd(list(net.parameters()))
+            return net, hpcsgd.DistributedOptimizer(inner, net, form(world), method)
+
+        first, before = new(ErrorFeedback())
+        one_step(first, before, form(world), 0)
+        second, after = new(MomentumCorrection(0.5))
+        after.load_state_dict(before.state_dict())
+        second.load_state_dict(first.state_dict())
+        one_step(second, after, form(world), 1)
+        one_step(first, before, form(world), 1)
+        ours, theirs = (x.method.state_dict()["grad_reduce"].per_rank_params["acc"] for x in (after, before))
+        return all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    assert run(2, training) == [True, True]
+    assert len([x for x in caplog.messages if "was written with another feedback" in x]) == 1
