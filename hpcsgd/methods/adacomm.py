@@ -107,7 +107,8 @@ class Adaptive:
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Return the allreduce of the losses F(w) and F(w_0), which runs once per block."""
-        once = 1 / max(self.block, self.block_state.I)
+        interval = self.block_state.I
+        once = 1 / (math.ceil(self.block / interval) * interval)
         return [allreduce("world", 2 * FLOAT64).within("loss", once)]
 
     def state_dict(self) -> State:
