@@ -13,6 +13,7 @@ from torch import Tensor, optim
 
 import hpcsgd
 from hpcsgd.comm import Communicator, threads
+from hpcsgd.core.method import fitted
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
@@ -168,3 +169,12 @@ def test_a_part_that_returns_no_state_is_refused() -> None:
     with pytest.raises(UserError) as told:
         bsp(Untyped()).state_dict()
     assert str(told.value) == "Method: grad_reduce.inner.state_dict() = {'same': {'t': 1}}: expected a State"
+
+
+@pytest.mark.parametrize(("aloud", "lines"), [(True, 1), (False, 0)])
+def test_one_rank_tells_what_another_shape_discards(
+    caplog: pytest.LogCaptureFixture, aloud: bool, lines: int
+) -> None:
+    states = {"averager": State(replicated={"t": 3}, per_rank={"weight": 0.5})}
+    assert fitted(states, [], same_ranks=False, aloud=aloud) == {"averager": State(replicated={"t": 3})}
+    assert [("discarded averager (per_rank)" in line) for line in caplog.messages] == [True] * lines

@@ -21,6 +21,26 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "if addend is not None and ((came + (added * size)) >= _BLOCK or came == len(incoming)):",
     ): "it adds in smaller blocks, which gives the same bits",
     (
+        "hpcsgd/data/formats/streams.py",
+        "BLOCK = 1 << 20",
+        "BLOCK = 1 << 21",
+    ): "only the size of the pieces in which a file is read doubles",
+    (
+        "hpcsgd/comm/gloo.py",
+        "self._splits += 1",
+        "self._splits += 2",
+    ): "the names of communicators stay different from each other",
+    (
+        "hpcsgd/train/tracing.py",
+        "self._began = 0.0",
+        "self._began = 1.0",
+    ): "only the value of rank 0 is used, which replaces it",
+    (
+        "hpcsgd/models/resnet18.py",
+        "same = stride == 1 and inputs == outputs",
+        "same = ((stride == 1) or (inputs == outputs))",
+    ): "a block of the network has both or none of the two",
+    (
         "hpcsgd/report/curves.py",
         'marker = "." if len(found[name]) < SMOOTHED_FROM else None',
         'marker = "." if len(found[name]) <= SMOOTHED_FROM else None',

@@ -271,6 +271,26 @@ def test_positions_keep_one_model_while_weights_of_push_sum_differ(run) -> None:
         torch.testing.assert_close(mine[-1], theirs[-1], rtol=0, atol=0.05)
 
 
+@pytest.mark.ranks(2)
+def test_each_step_rounds_by_its_own_number(run) -> None:
+    """The number of a step is part of the seed, and a checkpoint keeps it. There are several buckets."""
+
+    def one(world: Communicator) -> list[int]:
+        net = model(dtype=torch.float32)
+        inner, method = momentum(list(net.parameters())), bsp(Quantized(DICE))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world), method, bucket_cap_mb=1e-4)
+        assert len(optimizer.buckets) > 1
+        numbers = []
+        for t in range(3):
+            optimizer.zero_grad()
+            loss(net, *batch(t, world.rank, torch.float32)).backward()
+            optimizer.step()
+            numbers.append(method.state_dict()["grad_reduce"].replicated["t"])
+        return numbers
+
+    assert run(2, one) == [[1, 2, 3]] * 2
+
+
 def test_a_state_is_of_its_time() -> None:
     """Later training does not change a state that was taken."""
 
