@@ -220,7 +220,8 @@ class Coordinator:
     def _allot(self) -> None:
         """Rebalance the groups' resources, if there is a budget and samples have just been assigned."""
         before, now = self._reported, self.register
-        if self._budget is None or now.assigned_at == before.assigned_at:
+        was_assigned = (now.assigned_at, now.sharing) != (before.assigned_at, before.sharing)
+        if self._budget is None or not was_assigned:
             return
         units = self._budget.units(now, self._step_times.seconds(now.place.t - before.assigned_at.t))
         if units is not None:

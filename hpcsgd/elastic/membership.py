@@ -169,7 +169,8 @@ class Membership:
         going = () if self._together else tuple(sorted(stopping))
         self._votes.clear()
         self.register = replace(now, rounds=rounds, place=place, leaving=leaving, going=going)
-        if place.as_assigned != now.assigned_at.as_assigned:
+        are_left = not set(now.sharing).isdisjoint(now.replica_groups)
+        if place.as_assigned != now.assigned_at.as_assigned or not are_left:  # else nobody would train
             staying = tuple(
                 replica_group for replica_group in now.replica_groups if replica_group not in going
             )

@@ -60,6 +60,8 @@ class ElasticLoop(TrainLoop):
         super().__init__(*arguments)
         self.elastic_average = elastic_average
         self._assigned = (-1, 0)
+        self._sharing: tuple[int, ...] = ()
+        """The groups that have this group's assignment of samples."""
         self._reason: str | None = None
         self._computed, self._steps = 0.0, 0
         """Since samples were assigned: seconds of computing, without waits for other groups, and steps."""
@@ -131,7 +133,8 @@ class ElasticLoop(TrainLoop):
         Return True if the group was there already and goes on with its assigned samples.
         """
         place, t = self.elastic_average.after.place, self._parts.optimizer.t
-        if (place.t, place.as_assigned) == (t, self._assigned):
+        sharing = self.elastic_average.after.sharing
+        if (place.t, place.as_assigned, sharing) == (t, self._assigned, self._sharing):
             return not self.elastic_average.leaving
         if (place.t, place.as_assigned) == (t, (self._epoch + 1, 0)) and self._assigned != (-1, 0):
             self._close_epoch()
@@ -166,13 +169,10 @@ class ElasticLoop(TrainLoop):
     def _take_share(self) -> None:
         """Start this group's part of the assigned samples, behind those that were used for earlier steps."""
         elastic_average, sampler = self.elastic_average, self._parts.sampler
-        place, dealt, sharing = (
-            elastic_average.after.place,
-            elastic_average.after.assigned_at,
-            elastic_average.after.sharing,
-        )
+        after = elastic_average.after
+        place, dealt, sharing = after.place, after.assigned_at, after.sharing
         here = sharing.index(elastic_average.index) if elastic_average.index in sharing else 0
-        self._assigned = dealt.as_assigned
+        self._assigned, self._sharing = dealt.as_assigned, sharing
         if self._living is not None:
             self._living.follow(len(sharing), self._scaled_for)
         sampler.assigned(here, len(sharing))
@@ -181,7 +181,7 @@ class ElasticLoop(TrainLoop):
         assert isinstance(batches, Batches)
         batches.start_after(dealt.seen, place.t - dealt.t)
         self._steps_per_epoch = place.t - dealt.t + len(batches)
-        units = dict(elastic_average.after.units)
+        units = dict(after.units)
         if elastic_average.index in units:
             self._use(units[elastic_average.index])
         self._computed, self._steps = 0.0, 0

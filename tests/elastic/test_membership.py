@@ -167,6 +167,18 @@ def test_where_nobody_is_left_of_those_with_samples_all_count() -> None:
     assert membership.register.counting == (1,)
 
 
+def test_samples_are_assigned_again_where_those_that_have_them_left_before_a_round() -> None:
+    """The last group restarts from the position at which they were assigned, and has used none itself."""
+    membership, begins = running(0), Vote(Point(50, 1, 0))
+    vote(membership, 0, begins)
+    come(membership, 1)
+    membership.lose(0)
+    assert membership.register.replica_groups == (1,)
+    vote(membership, 1, begins)
+    now = membership.register
+    assert (now.assigned_at, now.sharing) == (begins.place, (1,))
+
+
 def away(missed: int, *, late_rounds: int) -> Membership:
     """Return three groups, of which the first one has asked to return after it has missed some rounds."""
     membership = Membership(frozenset({0, 1, 2}), late_rounds=late_rounds)

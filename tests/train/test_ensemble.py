@@ -219,6 +219,46 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str
         assert sorted(stayed.seen[epoch] + returned.seen[epoch]) == list(range(TRAIN))
 
 
+def test_the_last_group_gets_the_samples_of_one_that_died_before_a_round(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    begun = threading.Event()
+
+    def die(t: int) -> None:
+        begun.set()
+        wait_for(lambda: 1 in at.membership.expected)
+        raise Died
+
+    def dying() -> None:
+        with pytest.raises(Died):
+            world.live(0, 2, before_step=die)
+
+    def late() -> Life:
+        assert begun.wait(100)
+        return world.live(1, 2, stops_at=200)[0]  # asked in each step, and in each round without samples
+
+    with desk.coordinator(1) as at:
+        world = World(at, job_file, tmp_path / "checkpoints")
+        _, last = at_once(dying, late)
+    assert (last.reason, at.register.sharing) == (None, (1,))
+    assert [sorted(last.seen[epoch]) for epoch in range(3)] == [list(range(TRAIN))] * 3
+
+
+def test_a_share_is_cut_anew_where_other_groups_have_the_same_samples(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    """The round at step 3 says so, after which an epoch of 24 steps has 12."""
+
+    def divide(t: int) -> None:
+        if t == 1:
+            at.membership.register = replace(at.register, sharing=(0, 1))
+
+    with desk.coordinator(1) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ["--training.epochs", "1"])
+        (life,) = world.live(0, 2, before_step=divide)
+    assert synced_after(life) == [3, 6, 9, 12]
+
+
 OUTER = ["--method.outer", "{name='SGD', lr=0.7, momentum=0.9, nesterov=true}"]
 RISING = ["--method.outer_schedule", "{name='piecewise', lr=[[0, 0.2], [1, 1.0]]}"]
 
