@@ -224,10 +224,12 @@ class ElasticAverage:
         self._copies = [room_for(x, x.dtype) for x in shared]
         rank, size = self._group.rank, self._group.size
         sizes = {member.ranks for member in now.members}
-        if not self._alike and sizes != {size}:
-            raise UserError(f"groups of {sorted(sizes)} ranks: [parallel] fsdp needs the same number in each")
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
+            if not self._alike and sizes != {size}:  # after the comparison, by which one of others ends alone
+                raise UserError(
+                    f"groups of {sorted(sizes)} ranks: [parallel] fsdp needs the same number in each"
+                )
             part = (c, max(sizes)) if self._alike else (0, 1)
             self._rings.copies(shared, self._copies, *part, ring, min(here.up_to_date))
             tensors: Sequence[Tensor | None] = w

@@ -20,9 +20,10 @@ from hpcsgd.comm import Communicator
 from hpcsgd.comm.alike import Fact, difference, noted
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.buffers import is_averaged, is_dense
+from hpcsgd.core.fsdp import is_fsdp
 from hpcsgd.core.method import Method
 from hpcsgd.engine.chained import parts_of
-from hpcsgd.errors import JobError
+from hpcsgd.errors import JobError, count_text
 
 AVERAGER = "the method's averager"
 SAMPLER_BYTES = 4096
@@ -93,10 +94,13 @@ def facts_of_groups(
 ) -> list[Fact]:
     """Return the facts that must be the same in all replica groups, which are jobs that average models.
 
-    Each group has its own optimizer and reduction of gradients, and chooses `own_settings` of its averager
-    for itself. Whether it gives them must be the same.
+    With FSDP each rank averages its own rows, so groups must shard the model over equally many ranks. Each
+    group has its own optimizer and reduction of gradients, and chooses `own_settings` of its averager for
+    itself. Whether it gives them must be the same.
     """
-    found = [*model_facts(model, trained), *_part_facts(AVERAGER, method.averager)]
+    sharded = next((x.device_mesh.size() for x in model.parameters() if is_fsdp(x)), None)
+    fsdp = "off" if sharded is None else f"over {count_text(sharded, 'rank')}"
+    found = [("FSDP", fsdp), *model_facts(model, trained), *_part_facts(AVERAGER, method.averager)]
     own = {f"{AVERAGER}.{name}" for name in method.averager.traits.own_settings}
     return [(what, "given" if what in own and value != "None" else value) for what, value in found]
 

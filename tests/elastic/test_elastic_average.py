@@ -18,6 +18,7 @@ from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.endings import Over, Relocated
+from hpcsgd.errors import JobError
 from in_parallel import at_once
 
 SIZES = (37, 1, 8)
@@ -70,6 +71,26 @@ def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
         for lives in replica_groups(at, (2, 1, 2), body):
             for (w,) in lives:
                 assert w.tolist() == [30016.0] * 7
+
+
+def test_a_group_with_another_number_of_fsdp_ranks_ends_alone(desk: Desk) -> None:
+    """Each rank has its own rows, which are others in a group of another size."""
+
+    def body(g: int, group: Communicator, alive: ElasticAverage) -> tuple[int, ...]:
+        alive.require_alike([("FSDP", f"over {group.size}")])
+        if g == 2:
+            wait_for(lambda: at.register.rounds)
+            with pytest.raises(JobError, match="FSDP is over 2 on replica groups 0, 1 and over 1 on replica"):
+                alive.mean(start_values(g), alike=False)
+            return ()
+        alive.mean(start_values(g), alike=False)
+        wait_for(lambda: 2 in at.membership.expected)
+        for _ in range(2):  # the new group is a member after the first one
+            alive.mean(start_values(g), alike=False)
+        return alive.members
+
+    with desk.coordinator(2) as at:
+        assert replica_groups(at, (2, 2, 1), body) == [[(0, 1)] * 2, [(0, 1)] * 2, [()]]
 
 
 def test_no_rank_leaves_before_all_have_reported_the_move(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from elastic.conftest import TOKEN, Desk
 from elastic.test_elastic_average import replica_groups
 from elastic.test_outer_ensemble import Moved
 from hpcsgd.comm import Communicator
+from hpcsgd.comm.alike import Fact
 from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.engine.alike import facts_of_groups
 from hpcsgd.errors import JobError
 from hpcsgd.parts.averagers import NESTEROV, PseudoGradientPenalty, RadialDirectional
 from references import vector
@@ -124,3 +127,17 @@ def test_the_facts_of_a_script_are_those_of_its_model_and_averager() -> None:
     made = {name: hpcsgd.ensemble_sync(2, **how) for name, how in {"plain": {}, "weighted": WEIGHTED}.items()}
     assert made["weighted"].averager.traits.own_settings == ("tokens_per_step",)
     assert made["plain"].averager.traits.own_settings == ()
+
+
+def test_the_facts_include_over_how_many_ranks_a_model_is_sharded() -> None:
+    """Groups with and without FSDP would average different elements with each other."""
+
+    def found(ranks: int | None) -> list[Fact]:
+        net, method = torch.nn.Linear(2, 1), hpcsgd.ensemble_sync(2)
+        if ranks is not None:  # a parameter as torch's FSDP makes it
+            vars(net.weight).update(placements=(), device_mesh=SimpleNamespace(size=lambda: ranks))
+        return facts_of_groups(net, net.named_parameters(), method)
+
+    first = [found(ranks)[0] for ranks in (None, 1, 2)]
+    assert first == [("FSDP", "off"), ("FSDP", "over 1 rank"), ("FSDP", "over 2 ranks")]
+    assert found(2)[1:] == found(None)[1:]

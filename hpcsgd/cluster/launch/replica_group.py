@@ -32,7 +32,10 @@ from hpcsgd.report import run_folder
 from hpcsgd.report.loggers import require_loggers
 
 ITS_OWN = (
-    "parallel.",
+    "parallel.group",  # their number and size
+    "parallel.timeout_s",
+    "parallel.backend",
+    "parallel.device_backend",
     "run.output_dir",
     "data.path",
     "training.threads",

@@ -283,6 +283,21 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
         asyncio.run(go())
 
 
+def test_groups_with_and_without_fsdp_are_of_two_runs(replica_groups: Groups) -> None:
+    """They may differ in size and in what connects their ranks."""
+    path = replica_groups.folder / "job.toml"
+
+    def comes(*words: str) -> bool:
+        config = load(path, ["--run.output_dir", str(replica_groups.run), *words])
+        return _made_or_joined(path, replica_groups.run, config, 2, resume=False)
+
+    assert comes("--parallel.groups", "2")
+    assert not comes("--parallel.group_size", "3", "--parallel.timeout_s", "60", "--parallel.backend", "mpi")
+    assert not comes("--parallel.device_backend.inter_group", "nccl")
+    with pytest.raises(UserError, match=r"train by another job file: parallel\.fsdp (None|False) → True"):
+        comes("--parallel.fsdp", "true")
+
+
 def test_another_job_file_after_all_have_found_the_first_one_at_fault(replica_groups: Groups) -> None:
     def comes(lr: str) -> bool:
         words = ["--run.output_dir", str(replica_groups.run), "--optimizer.lr", lr]
