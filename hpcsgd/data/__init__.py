@@ -18,8 +18,9 @@ from hpcsgd.data.open_split import open_split
 from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
 from hpcsgd.data.ratings import Ratings
-from hpcsgd.data.sampler import Sampler, Stream
+from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Batch, Split, collate, varied
+from hpcsgd.data.stream import Stream
 from hpcsgd.data.windows import Windows
 
 __all__ = [

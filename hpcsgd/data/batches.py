@@ -60,9 +60,9 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         """Move past the current batch, after all ranks of all groups have trained on it."""
         self.sampler.advance(self._due)
 
-    def start_after(self, seen: int, steps: int) -> None:
-        """Continue after the first `seen` samples of all groups together and `steps` further batches."""
-        self.sampler.resume(seen)
+    def start_after(self, position: int, steps: int) -> None:
+        """Continue after the sampler's `position` and `steps` further batches."""
+        self.sampler.resume(position)
         for _ in range(steps):
             self.advance()
 

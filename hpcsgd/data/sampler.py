@@ -13,7 +13,7 @@ of the disk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch.utils.data
@@ -27,24 +27,8 @@ from hpcsgd.data.arguments import digest_of, partition_text, whole_number
 from hpcsgd.data.assignment import Assignment, length_of
 from hpcsgd.data.drawing import Drawing, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
+from hpcsgd.data.stream import Stream
 from hpcsgd.errors import UserError, count_text
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """A dataset whose samples are consecutive parts of something long, such as a text.
-
-    All batches of an epoch are whole, so that a step has the same samples for every number of ranks.
-    """
-
-    @property
-    def run_length(self) -> int:
-        """Number of neighbouring samples that are read together."""
-        ...
-
-    def expect(self, rows: NDArray[np.int64]) -> None:
-        """Announce that the samples `rows` will be read soon, so that the dataset can read ahead."""
-        ...
 
 
 @checked
@@ -175,9 +159,19 @@ class Sampler(torch.utils.data.Sampler[int]):
         if start is not None or epoch != self._epoch:
             self._epoch, self._consumed = epoch, self._checked((start or 0) * self._ranks)
 
-    def resume(self, consumed: int) -> None:
-        """Go to the position at which all ranks together have consumed `consumed` samples of the epoch."""
-        self._consumed = self._checked(consumed)
+    @property
+    def position(self) -> int:
+        """The position in the epoch, which does not depend on the number of groups.
+
+        It is the number of samples that all ranks together have consumed, or with a partition each group.
+        """
+        return self._consumed if self._partition is None else self._consumed // self._P
+
+    def resume(self, position: int) -> None:
+        """Go to the `position` of a sampler that may have another number of groups."""
+        if self._partition is not None:  # groups may have fewer samples now
+            position = min(position * self._P, self._assigned)
+        self._consumed = self._checked(position)
 
     def advance(self, samples: int) -> None:
         """Count `samples` further samples of every rank as consumed, at most those that are left."""

@@ -45,7 +45,7 @@ class Phase(StrEnum):
 class Point:
     """The position of a training: `t` updates done, in epoch number `epoch`.
 
-    Samples were last assigned to groups when all groups together had used `seen` samples of this epoch.
+    Samples were last assigned to groups at the position `seen` of this epoch, as in `Sampler.position`.
     """
 
     t: int = 0

@@ -70,7 +70,7 @@ class ElasticLoop(TrainLoop):
 
     def _train_epochs(self) -> str | None:
         elastic_average, sampler = self.elastic_average, self._parts.sampler
-        self._report(deal=(self._epoch, sampler.state_dict()["consumed"]))
+        self._report(deal=(self._epoch, sampler.position))
         self._synced_at = self._parts.optimizer.t  # do not record the average at the start, before any step
         self._synchronize()
         while self._epoch < self._parts.length.epochs:
@@ -112,9 +112,7 @@ class ElasticLoop(TrainLoop):
         If all groups that had samples have left, the samples that they have not used are assigned again.
         """
         self._reason = self._stopping.now() or self._reason
-        self._report(
-            deal=(self._epoch, self._parts.sampler.state_dict()["consumed"]), leaving=self._reason is not None
-        )
+        self._report(deal=(self._epoch, self._parts.sampler.position), leaving=self._reason is not None)
         self._synchronize()
 
     def _report(self, **changed: Any) -> None:

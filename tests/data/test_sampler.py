@@ -292,3 +292,29 @@ def test_other_samples_from_the_next_epoch_on(partition: Partition | None, taken
     assert len(resumed) == (whole if left else 0)
     resumed.set_epoch(3)
     assert len(resumed) == whole
+
+
+@pytest.mark.parametrize(("groups", "left"), [(4, 350), (3, 350), (2, 350), (1, 600), (8, 350)])
+def test_a_position_is_that_of_each_group_with_any_number_of_groups(groups: int, left: int) -> None:
+    """One group alone has all 1000 samples, and each of several has three quarters of them."""
+    sampler = Sampler(1000, AsRank(0, 4), seed=1, partition=Overlapping(0.75))
+    sampler.advance(400)
+    position = sampler.position
+    sampler.assigned(0, groups)
+    sampler.set_epoch(0, start=0)
+    sampler.resume(position)
+    assert len(sampler) == left
+    assert sampler.position == 400
+    sampler.resume(2000)
+    assert len(sampler) == 0, "the last group had more samples than each has now"
+
+
+def test_a_position_without_a_partition_is_that_of_all_ranks() -> None:
+    sampler = Sampler(1000, AsRank(0, 4))
+    sampler.advance(100)
+    assert sampler.position == 400
+    sampler.assigned(0, 2)
+    sampler.resume(400)
+    assert len(sampler) == 300
+    with pytest.raises(UserError, match="1,001 samples consumed of an epoch of 1000"):
+        sampler.resume(1001)

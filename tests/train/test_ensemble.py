@@ -317,6 +317,19 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     assert sorted(rest.seen[2]) == list(range(TRAIN))
 
 
+def test_an_epoch_of_overlapping_shares_goes_on_with_fewer_groups(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    """Each of two groups has 72 of 96 samples; one alone has all but as many as it had in 12 steps."""
+    words = ["--data.overlap_share", "0.75", "--training.epochs", "1"]
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        (one,), _ = at_once(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=10))
+    with desk.coordinator(1) as at:
+        (rest,) = World(at, job_file, tmp_path / "checkpoints", words).live(0, 2)
+    assert (len(one.seen[0]), len(rest.seen[0])) == (12 * 4, TRAIN - 12 * 4)
+
+
 def test_synchronizations_at_the_ends_of_epochs_are_recorded(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:
