@@ -49,12 +49,15 @@ def open_run_folder(folder: Path, *, resume: bool) -> None:
 def owned(folder: Path, *, resume: bool) -> Iterator[None]:
     """Open the run folder and lock other processes out of it inside this context.
 
-    Unfinished files of killed processes are removed. Raises `UserError` if another process uses the folder.
+    Unfinished files of killed processes are removed. Raises `UserError` if another process uses the folder,
+    or has used it while this one waited for the lock and ``resume`` is false.
     """
     with ExitStack() as held:
         open_run_folder(folder, resume=resume)
         with usable(folder):
             held.enter_context(locked(folder))
+            if not resume:
+                require_unused(folder)
             remove_left(folder)
         yield
 

@@ -4,6 +4,8 @@ import errno
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import programs
 from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
+from hpcsgd.report import run_folder
 from hpcsgd.report.run_folder import (
     log_into,
     open_run_folder,
@@ -139,6 +142,27 @@ def test_the_folder_is_one_process_s_and_what_killed_ones_left_is_gone(config: C
         assert [path.name for path in folder.iterdir()] == ["run.lock"]
     assert not any(folder.iterdir())
     with owned(folder, resume=False):
+        pass
+
+
+def test_a_job_that_waited_for_the_lock_does_not_go_on_in_the_other_s_run(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both jobs are started at once: the other one trains while this one waits."""
+    folder, take = config.run.output_dir, run_folder.locked
+
+    @contextmanager
+    def late(path: Path) -> Iterator[None]:
+        (path / ".x.another.1.01234567.part").touch()
+        (path / "job.toml").touch()
+        with take(path):
+            yield
+
+    monkeypatch.setattr(run_folder, "locked", late)
+    with pytest.raises(UserError, match=r"^runs/first: holds a run"), owned(folder, resume=False):
+        pass
+    assert len(list(folder.iterdir())) == 2, "it has left the folder as it was"
+    with owned(folder, resume=True):
         pass
 
 
