@@ -9,7 +9,6 @@ A checkpoint is written in a hidden folder. The folder is renamed when all its f
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -17,43 +16,33 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint import tree
+from hpcsgd.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    Saved,
+    differs,
+    file_name,
+    fingerprint,
+    read_manifest,
+    title,
+)
 from hpcsgd.comm.on_host import on_host
-from hpcsgd.core.topology import Topology
-from hpcsgd.errors import JobError, UserError, count_text
+from hpcsgd.core.topology import Topology, gather_or_raise
+from hpcsgd.errors import JobError, UserError
 from hpcsgd.files.atomic import reach_disk, remove_left, replacing
 from hpcsgd.files.hdf5 import new_file
 from hpcsgd.files.lock import hold
-from hpcsgd.files.reading import parsed
 
 log = logging.getLogger(__name__)
 
 KEPT = 2
-MANIFEST = "manifest.json"
-_FORMAT = 4
 _TITLE = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"manifest\.json|rank-\d{5,}\.h5")
 _HIDDEN = ".writing-"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A complete checkpoint of one step, which P groups of K ranks have saved."""
-
-    path: Path
-    step: int
-    P: int
-    K: int
-    optimizer: int = 0
-    """Index of the optimizer to read, if a script has saved several in one checkpoint."""
-
-    def rank_file(self, g: int, j: int) -> Path:
-        """Return the file of rank j of group g."""
-        return self.path / _name(g * self.K + j)
 
 
 class Checkpoints:
@@ -92,7 +81,8 @@ class Checkpoints:
     def newest(self) -> Saved | None:
         """Return the newest checkpoint that is complete, or None if the folder has no checkpoints.
 
-        Damaged checkpoints are skipped with a warning. Raises `JobError` if all checkpoints are damaged.
+        Damaged checkpoints are skipped with a warning. Raises `JobError` if all checkpoints are damaged, or a
+        rank cannot read one.
         """
         candidates = self._listed()
         for name in candidates:
@@ -124,7 +114,8 @@ class Checkpoints:
 
     def _listed(self) -> list[str]:
         """Return the names of the checkpoints that rank 0 sees, the newest first."""
-        return self._job.world.gather_objects(titles(self._folder) if self._job.rank == 0 else [])[0]
+        rank, world = self._job.rank, self._job.world
+        return gather_or_raise(world, "reading checkpoints", lambda: [] if rank else titles(self._folder))[0]
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
         later: list[str] = []
@@ -138,7 +129,7 @@ class Checkpoints:
                 later = [name for name in titles(self._folder) if _step(name) > step]
         entry: dict[str, Any] = {}
         with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
-            entry = self._write_own(hidden / _name(self._job.rank), state)
+            entry = self._write_own(hidden / file_name(self._job.rank), state)
         files = self._job.world.gather_objects(entry)
         with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
@@ -150,28 +141,36 @@ class Checkpoints:
         try:
             with new_file(target) as file:
                 tree.write(file, on_host(state))
-            return _fingerprint(target)
+            return fingerprint(target)
         finally:
             self.writing = False
 
     def _looked_at(self, path: Path) -> tuple[Saved | None, str | None]:
         """Return the checkpoint at `path` and None; if it is damaged, None and a text about the damage.
 
-        Each rank checks some of the files. All ranks return the same.
+        Each rank checks some of the files. All ranks return the same. A file that cannot be read is no
+        damage: this raises `JobError`.
         """
-        saved = None
-        try:
-            saved, files = _read_manifest(path)
-            mine = range(self._job.rank, len(files), self._job.world_size)
-            found = next((d for i in mine if (d := _differs(path / _name(i), files[i]))), None)
-        except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
-            found = f"{MANIFEST}: {error}"
-        damage = next((d for d in self._job.world.gather_objects(found) if d is not None), None)
-        return (saved if damage is None else None), damage
+
+        def look() -> tuple[Saved | None, str | None]:
+            try:
+                saved, files = read_manifest(path)
+                mine = range(self._job.rank, len(files), self._job.world_size)
+                return saved, next((d for i in mine if (d := differs(path / file_name(i), files[i]))), None)
+            except FileNotFoundError:
+                return None, f"{MANIFEST} is missing"
+            except UserError:  # a file cannot be read
+                raise
+            except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+                return None, f"{MANIFEST}: {error}"
+
+        looks = gather_or_raise(self._job.world, "reading checkpoints", look)
+        damage = next((d for _, d in looks if d is not None), None)
+        return (looks[self._job.rank][0] if damage is None else None), damage
 
     def _complete(self, hidden: Path, step: int, files: list[dict[str, Any]]) -> None:
         manifest = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "step": step,
             "P": self._job.num_groups,
             "K": self._job.group_size,
@@ -217,9 +216,12 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def titles(folder: Path) -> list[str]:
-    """Return the names of all checkpoints in `folder`, those of later steps first."""
-    names = [path.name for path in folder.glob("step-*") if _has_ours(path)]
-    return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
+    """Return the names of all checkpoints in `folder`, those of later steps first.
+
+    Raises `UserError` if it cannot be read.
+    """
+    names = [name for name in _names(folder) if _TITLE.fullmatch(name) and _has_ours(folder / name)]
+    return sorted(names, key=_step, reverse=True)
 
 
 def require_outside(folder: Path) -> None:
@@ -248,33 +250,10 @@ def _is_ours(path: Path) -> bool:
 def _names(path: Path) -> list[str]:
     try:
         return os.listdir(path)
-    except OSError:  # it is no folder, or another replica group has removed it
+    except (FileNotFoundError, NotADirectoryError):  # another replica group may have removed it
         return []
-
-
-def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
-    manifest = parsed((path / MANIFEST).read_bytes())
-    if manifest["format"] != _FORMAT:
-        raise ValueError(f"format {manifest['format']}, this version reads {_FORMAT}")
-    saved = Saved(path, manifest["step"], manifest["P"], manifest["K"])
-    if title(saved.step) != path.name:
-        raise ValueError(f"of step {saved.step}")
-    if len(manifest["files"]) != saved.P * saved.K:
-        raise ValueError(f"{count_text(len(manifest['files']), 'file')} for {saved.P} × {saved.K} ranks")
-    return saved, manifest["files"]
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _differs(path: Path, expected: Mapping[str, Any]) -> str | None:
-    if not path.exists():
-        return f"{path.name} is missing"
-    if path.stat().st_size != expected["bytes"]:
-        return f"{path.name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-    return None if _fingerprint(path) == expected else f"{path.name} does not match its checksum"
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 @contextmanager
@@ -286,14 +265,5 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: checkpoint not written: {error.strerror or error}") from error
 
 
-def title(step: int) -> str:
-    """Return the name of the folder of the checkpoint of `step`."""
-    return f"step-{step:08d}"
-
-
 def _step(title: str) -> int:
     return int(title.removeprefix("step-"))
-
-
-def _name(rank: int) -> str:
-    return f"rank-{rank:05d}.h5"

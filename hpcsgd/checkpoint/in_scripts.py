@@ -218,8 +218,9 @@ class _Loop:
     def goes_on(self) -> None:
         """Record that the checkpoints in the folder belong to this training from now on."""
         training = trainings.Training(self.optimizers)
-        if self.topology.rank == 0:
-            training.goes_on(self.folder)
+        with self.topology.raise_on_all_ranks("reading checkpoints"):
+            if self.topology.rank == 0:
+                training.goes_on(self.folder)
         trainings.remember(self.folder, self.optimizers, training)
 
 

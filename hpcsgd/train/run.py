@@ -105,7 +105,8 @@ def train(
     config = tuned(config, topology, source, resume)
     control = topology.world.dup_with_thread()
     setting = setting_of(config, topology, elastic_average)
-    begun = to_begin(config, setting.goes_on(resume))
+    with topology.raise_on_all_ranks("reading checkpoints"):
+        begun = to_begin(config, setting.goes_on(resume))
     parts = assemble(begun, topology, source)
     devices = Counter(topology.world.gather_objects(str(parts.device)))
     with ExitStack() as open_files:

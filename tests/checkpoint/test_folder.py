@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.checkpoint import Checkpoints, Saved, folder, tree
+from hpcsgd.checkpoint import Checkpoints, Saved, folder, manifest, tree
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.replica_groups import Absent
 from hpcsgd.core.topology import form
@@ -135,7 +137,7 @@ def broken_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         case "rank 3's file":
             failing_on(monkeypatch, folder, "new_file", is_of_rank(3))
         case "hashing":
-            failing_on(monkeypatch, folder, "_fingerprint", is_of_rank(0))
+            failing_on(monkeypatch, folder, "fingerprint", is_of_rank(0))
         case "manifest":
             failing_on(monkeypatch, Path, "write_text", lambda *_: True)
         case "renaming":
@@ -162,7 +164,7 @@ def test_a_full_disk_leaves_what_was_there(two: Path, broken_disk: str) -> None:
 
 
 def test_a_rank_alone_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing_on(monkeypatch, folder, "_fingerprint", is_of_rank(0))
+    failing_on(monkeypatch, folder, "fingerprint", is_of_rank(0))
     threads.run(1, error_of_every_rank, write, tmp_path, 30)
     assert names(tmp_path) == []
 
@@ -296,6 +298,54 @@ def test_all_damaged_is_an_error_on_every_rank(two: Path) -> None:
     flip_a_byte(two / "step-00000020" / FILES[3])
     messages = threads.run(2, error_of_every_rank, newest, two)
     assert messages == [f"{two}: all checkpoints are damaged: step-00000020, step-00000010"] * 2
+
+
+def failing_once(
+    monkeypatch: pytest.MonkeyPatch, target: Any, name: str, code: int, when: Callable[..., bool]
+) -> None:
+    real, failed = getattr(target, name), threading.Event()
+
+    def fails(*args: Any) -> Any:
+        if when(*args) and not failed.is_set():
+            failed.set()
+            raise OSError(code, os.strerror(code))
+        return real(*args)
+
+    monkeypatch.setattr(target, name, fails)
+
+
+UNREADABLE: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "step-00000020/rank-00003.h5": (manifest, "fingerprint", is_of_rank(3)),
+    "step-00000020/manifest.json": (Path, "read_bytes", lambda path: path.name == "manifest.json"),
+    "step-00000020": (os, "listdir", lambda path: Path(path).name == "step-00000020"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_cannot_be_read_once_is_an_error_on_every_rank_and_no_damage(
+    two: Path, monkeypatch: pytest.MonkeyPatch, what: str, warnings
+) -> None:
+    """Otherwise the checkpoint before would be loaded, and the next one to be saved would remove this one."""
+    target, name, when = UNREADABLE[what]
+    failing_once(monkeypatch, target, name, errno.EIO, when)
+    messages = threads.run(4, error_of_every_rank, newest, two)
+    assert len(set(messages)) == 1
+    assert messages[0].endswith(f"{two / what}: cannot be read: {os.strerror(errno.EIO)}")
+    assert threads.run(4, newest, two) == [Saved(two / "step-00000020", 20, 2, 2)] * 4
+    assert warnings() == []
+
+
+def test_a_file_that_another_replica_group_removes_while_it_is_read_is_missing(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(path: Path) -> bool:
+        newest_of_rank_3 = path == two / "step-00000020" / FILES[3]
+        if newest_of_rank_3:
+            path.unlink()
+        return newest_of_rank_3
+
+    failing_once(monkeypatch, manifest, "fingerprint", errno.ESTALE, remove)
+    assert threads.run(2, newest, two) == [Saved(two / "step-00000010", 10, 2, 2)] * 2
 
 
 MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
