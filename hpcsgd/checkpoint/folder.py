@@ -5,6 +5,7 @@
     SHA-256
 
 A checkpoint is written in a hidden folder. The folder is renamed when all its files have reached the disk.
+Before that, an earlier checkpoint of the same step is moved aside.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,15 @@ from hpcsgd.checkpoint.manifest import (
     differs,
     file_name,
     fingerprint,
+    names_of,
     read_manifest,
     title,
 )
+from hpcsgd.checkpoint.unfinished import OLD, hidden_name, moved_aside, put_back, remove_unfinished
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.topology import Topology, gather_or_raise
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.files.atomic import reach_disk, remove_left, replacing
+from hpcsgd.files.atomic import reach_disk, replacing
 from hpcsgd.files.hdf5 import new_file
 from hpcsgd.files.lock import hold
 
@@ -42,7 +45,6 @@ log = logging.getLogger(__name__)
 KEPT = 2
 _TITLE = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"manifest\.json|rank-\d{5,}\.h5")
-_HIDDEN = ".writing-"
 
 
 class Checkpoints:
@@ -61,7 +63,7 @@ class Checkpoints:
 
         Raises `JobError` if a rank cannot write. Earlier checkpoints stay unchanged.
         """
-        hidden = self._folder / f"{_HIDDEN}{title(step)}{self._owner}"
+        hidden = self._folder / hidden_name(step, self._owner)
         try:
             self._write_hidden(hidden, step, state)
         except JobError:  # no rank is writing any more
@@ -77,6 +79,28 @@ class Checkpoints:
         with _writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             hold(self._folder)
+
+    def put_back(self) -> None:
+        """Put back checkpoints that this job, or this group, had moved aside when it was killed.
+
+        Only rank 0 calls this, with a lock of the folder or of the run.
+        """
+        with _writing(self._folder):
+            put_back(self._folder, self._owner)
+
+    def recover(self) -> None:
+        """Put back checkpoints that a killed job had moved aside; if there are any, `claim` the folder.
+
+        What a running job has moved aside at this moment is left to that job.
+        """
+        with self._job.raise_on_all_ranks("reading checkpoints"):
+            if self._job.rank == 0 and moved_aside(self._folder):
+                try:
+                    self.claim()
+                except UserError:
+                    if moved_aside(self._folder):
+                        raise
+                self.put_back()
 
     def newest(self) -> Saved | None:
         """Return the newest checkpoint that is complete, or None if the folder has no checkpoints.
@@ -124,7 +148,7 @@ class Checkpoints:
                 final = self._folder / title(step)
                 if final.exists() and not _is_ours(final):
                     raise UserError(f"{final} is no checkpoint: give another folder, or remove it")
-                self._remove_own_unfinished()
+                remove_unfinished(self._folder, self._owner)
                 hidden.mkdir(parents=True)
                 later = [name for name in titles(self._folder) if _step(name) > step]
         entry: dict[str, Any] = {}
@@ -179,21 +203,17 @@ class Checkpoints:
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
         final = self._folder / title(step)
-        old = hidden.with_name(f"{hidden.name}.old")
+        old = hidden.with_name(f"{hidden.name}{OLD}")
         if final.exists():  # a damaged checkpoint, or an earlier one of the same step
             os.replace(final, old)
-        os.replace(hidden, final)
+        try:
+            os.replace(hidden, final)
+        except OSError:
+            with suppress(OSError):  # there is no earlier one, or the next start puts it back
+                os.replace(old, final)
+            raise
         reach_disk(self._folder)
         shutil.rmtree(old, ignore_errors=True)
-
-    def _remove_own_unfinished(self) -> None:
-        """Remove what this job, or its group before it was restarted, has begun to write and not finished."""
-        if not self._owner:
-            remove_unfinished(self._folder)
-            return
-        for end in (self._owner, f"{self._owner}.old"):
-            for hidden in [*self._folder.glob(f"{_HIDDEN}step-*{end}")]:
-                shutil.rmtree(hidden)
 
     def _remove_all_but_newest(self, later: Sequence[str]) -> None:
         """Remove `later`, and of the other checkpoints all except the `KEPT` newest.
@@ -208,19 +228,12 @@ class Checkpoints:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove all unfinished checkpoints of killed runs. Nobody may write a checkpoint at the same time."""
-    for hidden in [*folder.glob(f"{_HIDDEN}step-*")]:
-        shutil.rmtree(hidden)
-    remove_left(folder)
-
-
 def titles(folder: Path) -> list[str]:
     """Return the names of all checkpoints in `folder`, those of later steps first.
 
     Raises `UserError` if it cannot be read.
     """
-    names = [name for name in _names(folder) if _TITLE.fullmatch(name) and _has_ours(folder / name)]
+    names = [name for name in names_of(folder) if _TITLE.fullmatch(name) and _has_ours(folder / name)]
     return sorted(names, key=_step, reverse=True)
 
 
@@ -238,22 +251,13 @@ def require_outside(folder: Path) -> None:
 
 def _has_ours(path: Path) -> bool:
     """Return whether the folder `path` has any file that is named like a file of a checkpoint."""
-    return any(map(_FILE.fullmatch, _names(path)))
+    return any(map(_FILE.fullmatch, names_of(path)))
 
 
 def _is_ours(path: Path) -> bool:
     """Return whether all files in the folder `path`, except hidden ones, have names of checkpoint files."""
-    names = [name for name in _names(path) if not name.startswith(".")]
+    names = [name for name in names_of(path) if not name.startswith(".")]
     return bool(names) and all(map(_FILE.fullmatch, names))
-
-
-def _names(path: Path) -> list[str]:
-    try:
-        return os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):  # another replica group may have removed it
-        return []
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 @contextmanager

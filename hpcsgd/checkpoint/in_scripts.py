@@ -150,6 +150,7 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
     """
     loop = _begun("load()", folder, optimizers, state)
     given = {name: item for name, item in state.items() if loop.given.kinds[name] == items.VALUE}
+    loop.checkpoints.recover()
     saved = loop.checkpoints.newest()
     if saved is None:
         loop.goes_on()

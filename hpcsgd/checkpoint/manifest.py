@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,16 @@ def title(step: int) -> str:
 def file_name(rank: int) -> str:
     """Return the name of the file that `rank` has saved."""
     return f"rank-{rank:05d}.h5"
+
+
+def names_of(path: Path) -> list[str]:
+    """Return the names in a folder; none if it does not exist. Raises `UserError` if it cannot be read."""
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):  # another replica group may have removed it
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:

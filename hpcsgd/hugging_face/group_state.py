@@ -48,7 +48,9 @@ def restore_all(checkpoint: Path, optimizers: Sequence[DistributedOptimizer], ca
     for optimizer in optimizers:
         optimizer.ready_for(call)
     topology = optimizers[0].topology
-    saved = Checkpoints(checkpoint / FOLDER, topology).newest()
+    checkpoints = Checkpoints(checkpoint / FOLDER, topology)
+    checkpoints.recover()
+    saved = checkpoints.newest()
     with topology.raise_on_all_ranks(call):
         if saved is None:
             raise UserError(

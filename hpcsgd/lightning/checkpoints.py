@@ -69,7 +69,9 @@ def read(
     Raises:
         JobError: If the folder is missing or damaged, or belongs to another of Lightning's files.
     """
-    saved = Checkpoints(_folder(recorded[_PATH]), topology).of_step(recorded["step"])
+    checkpoints = Checkpoints(_folder(recorded[_PATH]), topology)
+    checkpoints.recover()
+    saved = checkpoints.of_step(recorded["step"])
     generators = None
     for number, optimizer in enumerate(optimizers):
         shared, own = restore(replace(saved, optimizer=number), optimizer)

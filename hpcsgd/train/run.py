@@ -206,11 +206,14 @@ def setting_of(
 def _go_on(
     setting: StaticRun | ElasticRun, parts: TrainingSetup, checkpoints: Checkpoints, loop: TrainLoop
 ) -> None:
+    topology = parts.optimizer.topology
+    with topology.raise_on_all_ranks("reading checkpoints"):
+        if topology.rank == 0:
+            checkpoints.put_back()
     found = restore_newest(checkpoints, parts.optimizer)
     if found is None:
         log.info("no checkpoint to resume from: starting at the beginning")
         return
-    topology = parts.optimizer.topology
     saved, shared, own = found
     loop.resume_from(shared, setting.own(own))
     cut = "" if own is not None else f", cut anew for {topology.num_groups} × {topology.group_size}"

@@ -17,12 +17,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from files.test_lock import another_process_in
 from hpcsgd.checkpoint import Checkpoints, Saved, folder, manifest, tree
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.replica_groups import Absent
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.files import hdf5
+from hpcsgd.files import hdf5, lock
 
 FILES = ["rank-00000.h5", "rank-00001.h5", "rank-00002.h5", "rank-00003.h5", "manifest.json"]
 
@@ -252,6 +253,90 @@ def test_a_replica_group_removes_what_itself_has_left(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     threads.run(1, lambda world: of_replica_group(world, tmp_path, 1).write(12, state(12, 0)))
     assert names(tmp_path) == [".writing-step-00000010.of-11", "step-00000012"]
+
+
+class Killed(BaseException):
+    """Ends a rank as SIGKILL would: nobody catches it and removes what is unfinished."""
+
+
+@pytest.fixture(params=[None, 1], ids=["a job", "a replica group"])
+def checkpoints_of(request: pytest.FixtureRequest) -> Callable[[Communicator, Path], Checkpoints]:
+    """Return the checkpoints of a job, or of a group of an elastic run."""
+
+    def of(world: Communicator, path: Path) -> Checkpoints:
+        index = request.param
+        return Checkpoints(path, form(world)) if index is None else of_replica_group(world, path, index)
+
+    return of
+
+
+def write_a_step_again(checkpoints: Checkpoints, what: type[BaseException]) -> None:
+    """Write a checkpoint of step 20, and raise `what` in place of renaming the second one of this step."""
+    checkpoints.write(20, {"x": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        real = os.replace
+
+        def replace(source: Path, target: Path) -> None:
+            if Path(target).name == "step-00000020" and not str(source).endswith(".old"):
+                raise what
+            real(source, target)
+
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(Killed if what is Killed else JobError):
+            checkpoints.write(20, {"x": 2})
+
+
+def value(saved: Saved | None) -> int:
+    assert saved is not None
+    with h5py.File(saved.rank_file(0, 0)) as file:
+        return tree.read(file)["x"]
+
+
+@pytest.mark.parametrize("how", ["put_back", "recover", "write"])
+def test_a_kill_between_two_renames_keeps_the_checkpoint_of_this_step(
+    tmp_path: Path, checkpoints_of: Callable[[Communicator, Path], Checkpoints], how: str
+) -> None:
+    def body(world: Communicator) -> None:
+        checkpoints = checkpoints_of(world, tmp_path)
+        write_a_step_again(checkpoints, Killed)
+        assert "step-00000020" not in names(tmp_path)
+        checkpoints.write(30, {"x": 3}) if how == "write" else getattr(checkpoints, how)()
+        assert value(checkpoints.of_step(20)) == 1
+        checkpoints.write(20, {"x": 4})
+        assert value(checkpoints.of_step(20)) == 4
+
+    threads.run(1, body)
+    assert not [name for name in names(tmp_path) if name.startswith(".writing")]
+
+
+def test_a_failure_of_the_second_rename_keeps_the_checkpoint_of_this_step(
+    tmp_path: Path, checkpoints_of: Callable[[Communicator, Path], Checkpoints]
+) -> None:
+    def body(world: Communicator) -> int:
+        checkpoints = checkpoints_of(world, tmp_path)
+        write_a_step_again(checkpoints, DiskFull)
+        return value(checkpoints.newest())
+
+    assert threads.run(1, body) == [1]
+    assert names(tmp_path) == ["step-00000020"]
+
+
+def test_what_another_process_or_group_replaces_now_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+
+    def body(world: Communicator) -> None:
+        other, mine = of_replica_group(world, tmp_path, 11), of_replica_group(world, tmp_path, 1)
+        write_a_step_again(other, Killed)
+        mine.put_back()
+        mine.write(30, {"x": 3})
+        assert ".writing-step-00000020.of-11.old" in names(tmp_path)
+        with another_process_in(tmp_path), pytest.raises(JobError, match="in use by process"):
+            mine.recover()
+        assert mine.newest() == Saved(tmp_path / "step-00000030", 30, 1, 1)
+
+    threads.run(1, body)
 
 
 def truncate(path: Path) -> None:
