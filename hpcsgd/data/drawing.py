@@ -13,7 +13,7 @@ import torch.utils.data
 from torch.utils.data.distributed import DistributedSampler
 
 from hpcsgd.core.generators import generators_state, load_generators_state, seed_on_host
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 Drawing = torch.utils.data.Sampler[Any]
 _seeding = threading.Lock()
@@ -32,11 +32,12 @@ def require_whole(sampler: Drawing, ours: type[Drawing]) -> None:
         )
 
 
-def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
+def drawn(sampler: Drawing, seed: int, epoch: int, total: int) -> list[Any]:
     """Return all draws of `sampler` in an epoch; their random numbers depend on `seed` and `epoch` alone.
 
     Raises:
-        UserError: If the number of draws differs from the sampler's length.
+        UserError: If the number of draws differs from the sampler's length, or from `total`, which it is in
+            other epochs.
     """
     with _seeding, _seeded(sampler, (seed * 1_000_003 + epoch) % 2**63):
         if hasattr(sampler, "set_epoch"):
@@ -49,6 +50,12 @@ def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
         raise UserError(
             f"{type(sampler).__name__} has drawn {drew} samples in epoch {epoch}, and says that it has "
             f"{expected}: its length has to be that of the epoch"
+        )
+    if expected != total:
+        raise UserError(
+            f"{type(sampler).__name__} has drawn {count_text(expected, 'sample')} in epoch {epoch}, and had "
+            f"{total} when hpcsgd.Sampler was made: every epoch needs as many: give a sampler that fills up "
+            "or cuts its epochs"
         )
     return found
 

@@ -47,8 +47,8 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     `data` may be another sampler, such as torch's `WeightedRandomSampler` or one that sorts by length. Then
     the ranks divide what that sampler draws. It draws the same on all ranks: the random generators of the
-    process, and its own, are seeded for it by `seed` and epoch. If it draws batches, the ranks divide whole
-    batches, for `DataLoader(batch_sampler=…)`.
+    process, and its own, are seeded for it by `seed` and epoch. All its epochs must have the same length. If
+    it draws batches, the ranks divide whole batches, for `DataLoader(batch_sampler=…)`.
 
     Args:
         data: A dataset with a length, the length n alone, or another sampler. A `Stream` is shuffled in runs.
@@ -257,7 +257,8 @@ class Sampler(torch.utils.data.Sampler[int]):
     def _left(self) -> NDArray[np.int64] | list[Any]:
         """Return this rank's remaining samples of the epoch; one more than others have is not used."""
         if self._drawing is not None:
-            return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
+            draws = drawn(self._drawing, self._seed, self._epoch, self._total)
+            return draws[self._consumed :][self._g :: self._P]
         if self._partition is None:
             return self._samples.of_epoch(self._epoch)[self._consumed :][self._g :: self._P]
         assigned = self._partition.assign(self._samples, self._g, self._epoch)
@@ -281,7 +282,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         if self._labels is not None:
             yield "the digest of the labels of a sampler", digest_of(self._labels.tolist())
         if self._drawing is not None:
-            draws = drawn(self._drawing, self._seed, self._epoch)
+            draws = drawn(self._drawing, self._seed, self._epoch, self._total)
             kind = type(self._drawing).__name__
             yield f"the digest of what {kind} draws", digest_of(draws)
 

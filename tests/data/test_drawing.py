@@ -168,6 +168,42 @@ def test_a_length_that_is_not_that_of_the_epoch_is_reported() -> None:
         list(sampler)
 
 
+class ByTokens(torch.utils.data.Sampler[int]):
+    """Draws another number of samples in each epoch, and says so."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._lengths, self._epoch = lengths, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._lengths[self._epoch]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+
+@pytest.mark.parametrize("length", [98, 103])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_an_epoch_of_another_length_is_refused_on_all_ranks(length: int, drop_last: bool) -> None:
+    """Otherwise ranks would have different numbers of samples, or some samples would never come."""
+
+    def body(world: Communicator) -> str:
+        inner = ByTokens([100, length, 100])
+        sampler = Sampler(inner, form(world, 4), drop_last=drop_last)
+        assert len(list(sampler)) == 25
+        sampler.set_epoch(1)
+        with pytest.raises(UserError) as caught:
+            next(iter(DataLoader(range(110), 5, sampler=sampler)))  # pyright: ignore[reportArgumentType]
+        sampler.set_epoch(2)
+        assert len(list(sampler)) == 25
+        return str(caught.value)
+
+    (said,) = set(threads.run(4, body))
+    assert said.startswith(f"ByTokens has drawn {length} samples in epoch 1, and had 100 when hpcsgd.Sampler")
+
+
 def test_a_sampler_without_an_end_is_reported() -> None:
     class Endless(ByLength):
         def __iter__(self) -> Iterator[int]:
