@@ -101,6 +101,13 @@ class Slot(ABC):
             self._place.copy_(self.tensor.detach())
             self._become(self._place)
 
+    def count_write(self) -> None:
+        """Tell autograd that the parameter's values in `w` have changed, which it sees only through `param`.
+
+        A backward pass through a graph of the earlier values then raises torch's exception.
+        """
+        torch.autograd.graph.increment_version(self.param)  # torch 2.4 takes one tensor, not a list
+
     def make_room(self, g: Tensor) -> None:
         """Make the gradient's view, the parameter's part of `g`, in the shape of the parameter."""
         self._view = shaped(as_elements(g[self.start : self.stop], self.reals), 0, self.tensor)

@@ -46,11 +46,20 @@ class AtWork:
                 step_without_hooks(self.optimizer)
             else:
                 closure.step(self.optimizer)
+        self._count_writes(self._buckets, absent)
 
     def step_of(self, buckets: Sequence[Bucket], absent: Collection[nn.Parameter] = ()) -> None:
         """Update the parameters of these buckets only."""
         with self.at_work([held for b in buckets for held in self._in_bucket[b]], absent):
             step_without_hooks(self.optimizer)
+        self._count_writes(buckets, absent)
+
+    def _count_writes(self, buckets: Iterable[Bucket], absent: Collection[nn.Parameter]) -> None:
+        """Count a write into each updated parameter if ranks write only to their parts of the buckets."""
+        if self.cut:
+            for slot in (slot for bucket in buckets for slot in bucket.slots):
+                if slot.param not in absent:
+                    slot.count_write()
 
     @contextlib.contextmanager
     def at_work(

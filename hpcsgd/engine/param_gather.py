@@ -126,3 +126,6 @@ def synchronize_models(
             if not whole:
                 param_gather.shards_are_final([b])
     average_iterates(found, s, how)
+    for slot in (slot for b in s.buckets for slot in b.slots):
+        if slot.param.requires_grad or not s.in_step:  # a step restores frozen parameters
+            slot.count_write()

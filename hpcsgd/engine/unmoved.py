@@ -26,4 +26,4 @@ class Unmoved:
     def restore(self) -> None:
         """Restore the values of the parameters."""
         for slot, before in self._before:
-            slot.tensor.copy_(before)
+            slot.tensor.data.copy_(before)  # for autograd this is no write: the values are those of before
