@@ -4,13 +4,15 @@ P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.1: an upd
 of a narrow parameter does not change it, however many such updates follow. In a step, for the elements w that
 a rank updates, and their master weights m,
 
-    m ← m + (w − rounded(m))    follow other changes of w: a synchronization, a server, a checkpoint
+    m ← m + (w − rounded(m))    follow other changes of w: a synchronization, a server, a checkpoint;
+                                m ← w where the result does not round to w
     m ← the optimizer's update of m, with the reduced gradient
     w ← rounded(m)
 
 Differences from the paper: a rank has copies of its own shards only, M/K elements; and the first line.
-Without that line the next update would undo a synchronization. With m ← w instead, each synchronization would
-lose the bits that only m has. Gradients and parameters are sent in their narrow dtype.
+Without that line the next update would undo a synchronization. With m ← w everywhere, each synchronization
+would lose the bits that only m has. Those of a much larger m, or of one that is not finite, would change what
+w was set to. Gradients and parameters are sent in their narrow dtype.
 """
 
 from __future__ import annotations
@@ -40,8 +42,13 @@ class Master:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Add to m all changes of w since w was set to m; without changes, m stays the same to the bit."""
-        self.m.add_(self.w.to(self.m.dtype).sub_(self.m.to(self.w.dtype)))
+        """Add to m all changes of w since w was set to m; without changes, m stays the same to the bit.
+
+        Where the result does not round to w, m becomes w.
+        """
+        moved = self.w.to(self.m.dtype).sub_(self.m.to(self.w.dtype)).add_(self.m)
+        rounds_to_w = moved.to(self.w.dtype) == self.w
+        torch.where(rounds_to_w, moved, self.m.copy_(self.w), out=self.m)
 
     @torch.no_grad()
     def give(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +73,8 @@ def plain(P: int, K: int, name: str) -> list[list[Held]]:
         for g, (net, ms, optimizer) in enumerate(zip(nets, masters, optimizers, strict=True)):
             ranks = [gradients(net, t, g * K + j) for j in range(K)]
             for p, m, gs in zip(net.parameters(), ms, zip(*ranks, strict=True), strict=True):
-                m.add_(p.detach().float() - m.to(NARROW).float())
+                moved = m + (p.detach().float() - m.to(NARROW).float())
+                m.copy_(torch.where(moved.to(NARROW) == p.detach(), moved, p.detach().float()))
                 m.grad = torch.stack(gs).mean(0).float()
             optimizer.step()
             for p, m in zip(net.parameters(), ms, strict=True):
@@ -150,6 +153,64 @@ def test_a_master_follows_whoever_moves_the_parameters() -> None:
     assert m.m.tolist() == pytest.approx([300.3, 4.001, 0.5])
     m.give()
     assert torch.equal(m.w, m.m.to(NARROW))
+
+
+@pytest.mark.parametrize("given", [0.0, -0.02, 1e-30, 3.0, math.inf, math.nan])
+@pytest.mark.parametrize("before", [500.7, 1e-3, 1e30, math.inf, -math.inf, math.nan])
+def test_what_parameters_are_set_to_is_what_training_continues_from(before: float, given: float) -> None:
+    """A master that rounds to another value than its parameter would change it in the next step."""
+    for dtype, offset in [(NARROW, 0.0), (NARROW, 0.3), (torch.float16, 0.1), (torch.complex64, 1e-9j)]:
+        m = Master.of(torch.full((3,), before).to(dtype), torch.float64)
+        m.m.add_(offset)
+        m.give()
+        m.w.fill_(given)
+        expected = m.w.clone()
+        m.follow()
+        m.give()
+        torch.testing.assert_close(m.w, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 2)])
+def test_weights_loaded_after_a_step_that_was_not_finite(run, P: int, K: int) -> None:
+    def loaded(world: Communicator) -> bool:
+        net = narrow_model()
+        good = copy.deepcopy(net.state_dict())
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, net, form(world, groups=P), hierarchical(2), master_dtype=torch.float32
+        )
+        for scale in (math.inf, 0.0):
+            optimizer.zero_grad()
+            (net(torch.ones(1, 5, dtype=NARROW)).sum() * scale).backward()
+            optimizer.step()
+            net.load_state_dict(good)
+        optimizer.zero_grad()
+        (net(torch.ones(1, 5, dtype=NARROW)).sum() * 0.0).backward()
+        optimizer.step()
+        return all(torch.equal(x, good[name]) for name, x in net.state_dict().items())
+
+    assert run(P * K, loaded) == [True] * (P * K)
+
+
+@pytest.mark.ranks(3)
+def test_a_group_that_a_guard_has_left_out_is_finite_again(run) -> None:
+    def trained(world: Communicator) -> list[bool]:
+        net = narrow_model()
+        method = hierarchical(2, guard=hpcsgd.PseudoGradientPenalty())
+        inner = optim.SGD(net.parameters(), lr=0.01)
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, net, form(world, groups=3), method, master_dtype=torch.float32
+        )
+        finite = []
+        for t in range(6):
+            x, y = batch(t, world.rank, torch.float32)
+            optimizer.zero_grad()
+            (loss(net, x.to(NARROW), y) * (math.inf if (t, world.rank) == (2, 2) else 1.0)).backward()
+            optimizer.step()
+            finite.append(all(p.isfinite().all() for p in net.parameters()))
+        return finite
+
+    assert run(3, trained) == [[True] * 6, [True] * 6, [True, True, False, True, True, True]]
 
 
 @pytest.mark.ranks(4)
