@@ -11,7 +11,7 @@ import contextlib
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, optim
@@ -147,6 +147,8 @@ class PassingThrough:
             if len(each.param_groups) == len(groups):
                 each.zero_grad = self.zero_grad
                 each.add_param_group = self.add_param_group
+            if self.local.cut or self.local.has_masters:
+                each.state_dict = functools.partial(_refuse_part, kind_of(each))
             if not self.local.known:
                 for name in own_methods(each):
                     if not hasattr(optim.Optimizer, name):
@@ -174,3 +176,11 @@ class PassingThrough:
             with torch.no_grad():
                 param_gather.finish()
         return result
+
+
+def _refuse_part(kind: str) -> NoReturn:
+    """Raise `UserError` for a state_dict of the wrapped optimizer, which has state of parts of parameters."""
+    raise UserError(
+        f"state_dict() of the wrapped {kind}, which has state of parts or copies of parameters on this rank: "
+        "call state_dict() of the DistributedOptimizer on all ranks"
+    )

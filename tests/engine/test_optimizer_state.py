@@ -10,6 +10,8 @@ from torch import Tensor, optim
 
 from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
+from hpcsgd.engine.inside import optimizers_in
+from hpcsgd.errors import UserError
 from trainings import OPTIMIZERS, Net, Training
 
 
@@ -65,6 +67,33 @@ def test_the_state_dict_is_that_of_torch(run, n: int) -> None:
     plain.step()
     for found in run(n, shapes):
         assert found == shapes_of(plain)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "muon"])
+@pytest.mark.ranks(2)
+def test_a_state_dict_of_the_wrapped_optimizer_names_that_of_the_whole(run, optimizer: str) -> None:
+    def look(world: Communicator) -> None:
+        training = Training(form(world), optimizer)
+        training.steps(1)
+        for each in optimizers_in(training.optimizer.local.optimizer):
+            with pytest.raises(UserError, match=r"state_dict\(\) of the DistributedOptimizer on all ranks"):
+                each.state_dict()
+        assert training.optimizer.state_dict()["state"]
+
+    run(2, look)
+
+
+@pytest.mark.parametrize(("n", "P"), [(1, 1), (2, 2)])
+def test_a_rank_with_the_whole_state_saves_it_by_the_wrapped_optimizer_too(run, n: int, P: int) -> None:
+    def states(world: Communicator) -> tuple[object, object]:
+        training = Training(form(world, P), "AdamW")
+        training.steps(1)
+        return training.optimizer.local.optimizer.state_dict()["state"], training.optimizer.state_dict()[
+            "state"
+        ]
+
+    for wrapped, whole in run(n, states):
+        torch.testing.assert_close(wrapped, whole, rtol=0, atol=0)
 
 
 def shapes_of(optimizer: optim.Optimizer) -> dict[tuple[int, str], torch.Size]:
