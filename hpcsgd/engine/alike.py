@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.comm import Communicator
@@ -23,7 +24,12 @@ from hpcsgd.core.buffers import is_averaged, is_dense
 from hpcsgd.core.fsdp import is_fsdp
 from hpcsgd.core.method import Method
 from hpcsgd.engine.chained import parts_of
+<<<<<<< HEAD
 from hpcsgd.errors import JobError, count_text
+=======
+from hpcsgd.engine.inside import shared_state, state_of, with_own_state
+from hpcsgd.errors import JobError
+>>>>>>> 143a6871 (Optimizer state that only some ranks have loaded before the wrapping is refused: ranks trained parts of the model with unlike states, and the page for users of Horovod invited it)
 
 AVERAGER = "the method's averager"
 SAMPLER_BYTES = 4096
@@ -42,7 +48,8 @@ def facts(
     """Return all facts that must be the same on all ranks; `options` are those of `DistributedOptimizer`."""
     of_options = ((f"option {name}", in_words(value)) for name, value in options.items())
     return [
-        *model_facts(model, trained), *optimizer_facts(optimizer, model), *method_facts(method), *of_options,
+        *model_facts(model, trained), *optimizer_facts(optimizer, model), *state_facts(optimizer, model),
+        *method_facts(method), *of_options,
     ]  # fmt: skip
 
 
@@ -80,6 +87,43 @@ def optimizer_facts(optimizer: optim.Optimizer, model: nn.Module) -> Iterator[Fa
         yield f"the number of parameters {of_group}", str(len(group["params"]))
         for i, param in enumerate(group["params"]):
             yield f"parameter {i} {of_group}", names.get(param, "outside the model")
+
+
+def state_facts(optimizer: optim.Optimizer, model: nn.Module) -> Iterator[Fact]:
+    """Yield for each parameter the names in the state that `optimizer` has already, and a checksum of it.
+
+    Each rank has other rows of a parameter that torch has sharded, so the checksum leaves their state out.
+    """
+    names: dict[Any, str] = {param: name for name, param in model.named_parameters()}
+    optimizers = [optimizer, *with_own_state(optimizer)]
+    of_what = {"the optimizer's state": shared_state(optimizer)}
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    for i, param in enumerate(params):
+        state = state_of(optimizers, param)
+        if is_fsdp(param):
+            state = {name: None if _has_rows(x) else x for name, x in state.items()}
+        of_what[f"the optimizer's state of {names.get(param, f'parameter {i}')}"] = state
+    for what, state in of_what.items():
+        if state:
+            inside = ", ".join(in_words(name).strip("'") for name in state)
+            yield f"{what} (load it on all ranks)", f"{inside} of checksum {checksum(state):08x}"
+
+
+def _has_rows(x: Any) -> bool:
+    """Return whether `x`, state of a parameter that torch has sharded, may be that of this rank's rows."""
+    return isinstance(x, Tensor) and (x.dim() > 0 or is_fsdp(x))
+
+
+def checksum(x: Any, start: int = 0) -> int:
+    """Return a checksum of all bytes of `x`: a tensor, a value or nested lists and dicts of them."""
+    if isinstance(x, Mapping):
+        return checksum(list(cast("Mapping[Any, Any]", x).items()), start)
+    if isinstance(x, list | tuple):
+        return functools.reduce(lambda found, each: checksum(each, found), cast("Iterable[Any]", x), start)
+    if isinstance(x, Tensor) and is_dense(x):
+        values = x.detach().resolve_conj().resolve_neg().cpu().reshape(-1)
+        return zlib.crc32(values.view(torch.uint8).numpy().data, start)
+    return zlib.crc32(in_words(x).encode(), start)
 
 
 def method_facts(method: Method) -> Iterator[Fact]:

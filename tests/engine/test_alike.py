@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -17,11 +19,11 @@ from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
 from hpcsgd.comm import Communicator
 from hpcsgd.comm.alike import Fact, difference
 from hpcsgd.core.topology import form
-from hpcsgd.engine.alike import SHORT, in_words, is_ours, method_facts, settings
+from hpcsgd.engine.alike import SHORT, checksum, in_words, is_ours, method_facts, settings
 from hpcsgd.parts.averagers import NESTEROV
 from methods.table import EXCEPTIONS, REFERENCES
+from references import batch, loss, one_step
 from references import model as make_model
-from references import one_step
 
 Params = list[nn.Parameter]
 
@@ -80,6 +82,68 @@ def test_unlike_optimizers(run, n: int, unlike: str) -> None:
     assert messages[0] == messages[1]
     assert messages[0].startswith(f"ranks 0 and 1 differ: {told}")
     assert messages[0].endswith(": give all ranks the same")
+
+
+def adam(net: nn.Module, steps: int) -> optim.Optimizer:
+    """Return Adam over `net` after some `steps`."""
+    optimizer = optim.Adam(net.parameters(), lr=0.1)
+    for t in range(steps):
+        optimizer.zero_grad()
+        loss(net, *batch(t, 0)).backward()
+        optimizer.step()
+    return optimizer
+
+
+OTHER_STATES: dict[str, tuple[Callable[[nn.Module], optim.Optimizer], str]] = {
+    "missing": (
+        lambda net: adam(net, 0),
+        r"is step, exp_avg, exp_avg_sq of checksum \w{8} on rank 0 and missing on rank 1: give all",
+    ),
+    "earlier": (
+        lambda net: adam(net, 1),
+        r"is step, .* of checksum \w{8} on rank 0 and step, .* \w{8} on rank 1: give all",
+    ),
+}
+
+
+@pytest.mark.parametrize("unlike", OTHER_STATES)
+@pytest.mark.parametrize("P", [1, 2])
+@pytest.mark.ranks(2)
+def test_state_that_was_loaded_on_one_rank_alone(run, P: int, unlike: str) -> None:
+    make, told = OTHER_STATES[unlike]
+
+    def body(world: Communicator) -> str:
+        net = make_model()
+        inner = adam(net, 2) if world.rank == 0 else make(net)
+        with pytest.raises(JobError) as error:
+            DistributedOptimizer(inner, net, form(world, P), hierarchical(2))
+        return str(error.value)
+
+    for message in run(2, body):
+        assert re.search(rf"the optimizer's state of 0.weight \(load it on all ranks\) {told} ranks", message)
+
+
+@pytest.mark.ranks(2)
+def test_the_same_state_on_all_ranks(run) -> None:
+    def body(world: Communicator) -> None:
+        net = make_model()
+        DistributedOptimizer(adam(net, 2 + world.size), net, form(world), bsp())
+
+    run(2, body)
+
+
+def test_checksums_of_nested_state() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    state = {"a": [x, {"b": torch.tensor(2)}], "c": 1.5, "d": None}
+    assert checksum(state) == checksum(copy.deepcopy(state))
+    for unlike in (
+        {**state, "c": 1.25},
+        {**state, "a": [x + 1, state["a"][1]]},
+        {**state, "a": [x, {"b": torch.tensor(3)}]},
+    ):
+        assert checksum(unlike) != checksum(state)
+    for dtype in (torch.bfloat16, torch.bool, torch.complex64):
+        assert checksum(x.to(dtype).t()) == checksum(x.to(dtype).t().contiguous())
 
 
 @pytest.mark.parametrize("n", [2])
