@@ -49,6 +49,14 @@ def test_the_latest_of_each_user_is_held_out(tmp_path: Path) -> None:
     assert f"{len(counts)} users, 160 items" in str(summary)
 
 
+def test_the_last_user_has_a_rating_held_out_too(tmp_path: Path) -> None:
+    rows = [(user, item, 5, item) for user in (1, 5000) for item in (1, 2)]
+    rows += [(item, item, 5, 0) for item in range(3, 3 + OTHERS)]
+    convert("movielens", write_movielens(tmp_path / "ml", rows), tmp_path / "store.h5")
+    _, test, users, _ = content(tmp_path / "store.h5").values()
+    assert [users[row[0]] for row in test] == [1, 5000]
+
+
 def test_others_are_never_rated_and_all_different(tmp_path: Path) -> None:
     convert("movielens", write_movielens(tmp_path / "ml", ROWS), tmp_path / "store.h5")
     _, test, users, items = content(tmp_path / "store.h5").values()

@@ -49,6 +49,12 @@ def test_a_move_of_ranks_has_to_pay() -> None:
     assert budget("ranks", cost=11).units(now, {0: 1.0, 1: 3.0}) is None
 
 
+def test_no_move_pays_after_the_last_epoch() -> None:
+    """Samples are assigned once more after it, when no epoch is left that could be faster."""
+    now = register(4, 4, epoch=11)
+    assert budget("ranks", cost=0.5).units(now, {0: 1.0, 1: 3.0}) is None
+
+
 @pytest.mark.parametrize(
     ("section", "total", "cost"),
     [

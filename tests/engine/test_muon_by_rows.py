@@ -368,6 +368,14 @@ def test_work_is_divided() -> None:
     assert rows_by_rank(torch.Size((2, 2)), 3) == [1, 1, 0]
 
 
+@pytest.mark.parametrize("K", [1, 2, 3])
+def test_the_bytes_of_a_matrix_are_those_of_the_rows_that_its_owner_lacks(K: int) -> None:
+    """The owner of 6 × 2 elements of two bytes lacks all rows but its own; K ranks share the bytes."""
+    found = bytes_by_period({nn.Parameter(torch.ones(6, 2)): 1, nn.Parameter(torch.ones(6, 2)): 3}, K)
+    each = 2 * (6 - 6 // K) * 2 / K
+    assert found == pytest.approx({1: each, 3: each})
+
+
 def test_all_matrices_are_updated_at_once() -> None:
     update = update_of(muon(Net()))
     assert StepPlan.of(bsp(), update, by_torch=True).sharding == "rows"

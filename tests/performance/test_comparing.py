@@ -105,13 +105,16 @@ def files(folder: Path) -> dict[Path, tuple[bytes, int]]:
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
+def test_alike_under_two_labels(job_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The bits are equal even with another variant between them."""
     method = 'method = { name = "hierarchical", sync_every = 2 }'
     text = f"[one]\n{method}\n[between]\nmethod.name = 'bsp'\n[other]\n{method}\n"
     (tmp_path / "methods.toml").write_text(text)
+    caplog.set_level("INFO", "hpcsgd")
     ended = compare(job_file, tmp_path / "run", "methods.toml", *TWO_GROUPS)
     assert ended == ({None}, 0)
+    headings = {f"\n{label} ({i} of 3)" for i, label in enumerate(("one", "between", "other"), start=1)}
+    assert headings < set(caplog.messages)
     one, between, other = (variant(tmp_path / "run", label) for label in ("one", "between", "other"))
     assert_same_outcome(one, other)
     with pytest.raises(AssertionError):

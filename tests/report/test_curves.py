@@ -160,6 +160,12 @@ def test_the_axes_of_densities(figures: list[Figure], densities: tuple[float, ..
     assert not any(line.get_visible() for line in right.get_ygridlines())
 
 
+def test_changes_of_the_gradient_have_a_logarithmic_axis(figures: list[Figure]) -> None:
+    """They differ by orders of magnitude."""
+    plot_curves(CHOSEN, Path("curves.png"))
+    assert figures[0].axes[0].get_yscale() == "log"
+
+
 def test_nothing_recorded_nothing_drawn(tmp_path: Path) -> None:
     plot_curves([], tmp_path / "curves.png")
     assert not list(tmp_path.iterdir())

@@ -138,6 +138,19 @@ def test_windows_are_there_before_the_run_has_ended_and_a_new_start_adds_to_them
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_group_that_jumps_over_a_window_traces_the_next_one(tmp_path: Path) -> None:
+    """An elastic group jumps to the step of the others when it returns."""
+
+    def one(world: Communicator) -> None:
+        tracer = Trace(form(world), world.dup_with_thread(), tmp_path / NAME, "3-4, 6", 0)
+        for t in (1, 4, 5, 6):
+            tracer.stepped(t, {})
+        tracer.finish()
+
+    threads.run(1, one)
+    assert _steps(tmp_path / NAME, full=True) == ["step 6"]
+
+
 def _steps(file: Path, full: bool = False) -> list[str]:
     names = [each.name for each in view(file).slices[0, 0] if each.name.startswith("step ")]
     return names if full else [name.split()[0] for name in names]

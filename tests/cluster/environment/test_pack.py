@@ -177,6 +177,17 @@ def test_the_name_is_that_of_the_contents(made: Environment) -> None:
     assert fingerprint(list(made.members())) != name
 
 
+def test_a_package_in_place_is_packed_without_the_files_that_refer_to_its_source(
+    made: Environment, tmp_path: Path
+) -> None:
+    """On a node they would make Python read the source of the machine on which it was packed."""
+    lead = site(made) / "__editable__.inplace.pth"
+    assert [each["leads"] for each in made.editable] == [[str(lead)]]
+    sources = {member.source for member in replace(made, standard=[]).members()}
+    assert tmp_path / "src" / "inplace" / "__init__.py" in sources
+    assert lead not in sources
+
+
 def test_a_pack_that_is_older_than_its_environment(made: Environment, tmp_path: Path) -> None:
     file = tmp_path / "env.pack"
     file.touch()

@@ -18,10 +18,10 @@ from data.pictures import write_classes, write_pngs
 from hpcsgd import models
 from hpcsgd.cluster.batch import load_site, site
 from hpcsgd.cluster.starting import begin, run
-from hpcsgd.cluster.starting.choices import COLLECTIONS, FORMS, METHODS
+from hpcsgd.cluster.starting.choices import COLLECTIONS, FORMS, METHODS, data_of_file
 from hpcsgd.cluster.starting.site import site_text
 from hpcsgd.config.schema import load
-from hpcsgd.data import READERS, convert_images, convert_npz, convert_pairs
+from hpcsgd.data import READERS, convert_images, convert_npz, convert_pairs, convert_text
 from hpcsgd.data.layout import VERSIONS
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import new_file
@@ -52,6 +52,14 @@ def test_every_choice_is_a_job_file(data: str, model: str) -> None:
     assert (config.parallel.groups, config.data.path.name) == (2, f"{data}.h5")
     assert config.data.group_batch_size % 3 == 0
     models.build(config.model.name, config.model.arguments)
+
+
+def test_the_sizes_of_texts_are_those_of_their_dataset_file(folder: Path) -> None:
+    """The file of a text is made later, by the command that `begin` prints."""
+    (folder / "words.txt").write_text("some words\n" * 40)
+    words = [folder / "words.txt"]
+    convert_text(words, folder / "made.h5", "bytes", test=words)
+    assert data_of_file(folder / "made.h5").sizes == COLLECTIONS["text"].sizes
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -333,6 +333,19 @@ def test_a_name_of_no_parameter(run, kind: str) -> None:
         assert told == "plain_mean: no trainable parameter of the model is called 'wpe'"
 
 
+@pytest.mark.threads
+@pytest.mark.ranks(2)
+def test_a_name_of_no_parameter_is_reported_before_the_first_synchronization(run) -> None:
+    """Training may go on for long until then."""
+    merge = hpcsgd.RadialDirectional("wpe")
+
+    def body(world: Communicator) -> None:
+        with pytest.raises(UserError, match=r"^plain_mean: no trainable parameter .* 'wpe'$"):
+            moved(world, 2, randoms(2, matrix=PRIME), lambda: diloco(4, stays, merge=merge))
+
+    run(2, body)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
