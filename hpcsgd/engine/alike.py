@@ -24,12 +24,8 @@ from hpcsgd.core.buffers import is_averaged, is_dense
 from hpcsgd.core.fsdp import is_fsdp
 from hpcsgd.core.method import Method
 from hpcsgd.engine.chained import parts_of
-<<<<<<< HEAD
-from hpcsgd.errors import JobError, count_text
-=======
 from hpcsgd.engine.inside import shared_state, state_of, with_own_state
-from hpcsgd.errors import JobError
->>>>>>> 143a6871 (Optimizer state that only some ranks have loaded before the wrapping is refused: ranks trained parts of the model with unlike states, and the page for users of Horovod invited it)
+from hpcsgd.errors import JobError, count_text
 
 AVERAGER = "the method's averager"
 SAMPLER_BYTES = 4096
