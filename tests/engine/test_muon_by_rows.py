@@ -383,6 +383,13 @@ def test_all_matrices_are_updated_at_once() -> None:
     assert StepPlan.of(bsp(), update).update_per_bucket
 
 
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_the_matrices_have_the_period_that_was_given(period: int) -> None:
+    net = Net()
+    known = periods(muon(net, period=period))
+    assert [known.get(p) for p in net.parameters() if p.dim() == 2] == [period] * (len(SHAPES) + 1)
+
+
 def test_a_period_is_a_number_of_steps() -> None:
     with pytest.raises(hpcsgd.UserError, match=r"muon: period = 0: expected a number of steps ≥ 1"):
         muon(Net(), period=0)

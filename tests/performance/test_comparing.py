@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpcsgd.comm import Communicator, threads
+from hpcsgd.config.schema import load
 from hpcsgd.config.variants import configs
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.performance import comparing
@@ -248,6 +249,18 @@ def test_the_variant_that_fails_is_named(job_file: Path, tmp_path: Path) -> None
     methods = "bsp, sgp optimizer.lr=1e30"
     with pytest.raises(UserError, match=r"^variant 'sgp optimizer.lr=1e30': the loss is nan at step 2"):
         compare(job_file, tmp_path / "run", methods, *STEADY, n=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_asks_the_scheduler(job_file: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """It is asked for the end of the batch job. All ranks would ask it at the same time."""
+    asked: list[bool] = []
+    monkeypatch.setattr(comparing, "join_world", lambda read: (SimpleNamespace(rank=rank), read()))
+    monkeypatch.setattr(comparing, "Reasons", lambda *_, asks_scheduler: asked.append(asks_scheduler))
+    for name in ("log_to_stdout", "keep_freed_memory", "compare"):
+        monkeypatch.setattr(comparing, name, lambda *_, **__: None)
+    comparing.run(job_file, lambda: {"bsp": load(job_file)}, None, resume=False)
+    assert asked == [rank == 0]
 
 
 @pytest.mark.slow

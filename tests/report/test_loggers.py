@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ import pytest
 from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
 from hpcsgd.report.loggers import LOGGERS, make_logger_of, processes, require_loggers
-from hpcsgd.report.loggers.base import scalars
+from hpcsgd.report.loggers.base import LoggerRun, scalars
+from hpcsgd.report.loggers.mlflow import mlflow
 from hpcsgd.report.loggers.processes import LoggerProcesses, logger_run
 from hpcsgd.report.metrics import Metrics, Record, read
 from train.launches import JOB
@@ -294,6 +296,16 @@ def test_tensorboard_draws_one_run(folder: Path) -> None:
     assert drawn_by_tensorboard(run)["method/delta"] == [(t, 0.5) for t, _ in distances]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_draws_what_a_run_has_written_so_far(folder: Path) -> None:
+    run = Path("runs/job")
+    logger = make_logger_of("tensorboard")(logger_run(run, config(), 0))
+    for t in range(1, 11):  # the library itself writes the first ones at once, and later ones after minutes
+        logger.write([{"kind": "sync", "step": t, "distance": t / 4}])
+        assert drawn_by_tensorboard(run) == {"sync/distance": [(i, i / 4) for i in range(1, t + 1)]}
+    logger.close(failed=False)
+
+
 @pytest.mark.long
 def test_wandb_offline_keeps_one_id(folder: Path) -> None:
     pytest.importorskip("wandb")
@@ -333,6 +345,41 @@ def _blocks(data: bytes, header: int = 7, size: int = 1 << 15) -> Iterator[bytes
         if part in (1, 4):
             yield record
             record = b""
+
+
+class LimitedServer:
+    """A stand-in for the client of MLflow, whose server refuses messages above its limits."""
+
+    def __init__(self) -> None:
+        self.params: dict[str, str] = {}
+        self.metrics: list[tuple[str, float, int]] = []
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        assert call in {"get_experiment_by_name", "create_experiment", "search_runs", "create_run"}
+        run = SimpleNamespace(info=SimpleNamespace(run_id="1"))
+        return lambda *_, **__: {"search_runs": [], "create_run": run}.get(call)
+
+    def log_batch(self, _: str, *, metrics: Sequence[Any] = (), params: Sequence[Any] = ()) -> None:
+        assert len(metrics) <= 1000
+        assert len(params) <= 100
+        assert all(len(text) <= 500 for _, text in params)
+        self.params.update(params)
+        self.metrics += [(key, value, step) for key, value, _, step in metrics]
+
+
+def test_mlflow_gets_everything_in_messages_within_its_limits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LimitedServer()
+    as_given = SimpleNamespace(Metric=lambda *given: given, Param=lambda *given: given)
+    library = SimpleNamespace(entities=as_given, MlflowClient=lambda tracking_uri: server)
+    monkeypatch.setitem(sys.modules, "mlflow", library)
+    config = {"model": {f"argument_{i}": i for i in range(201)}, "long": "x" * 501}
+    logger = mlflow(LoggerRun("id", "job", None, str(folder), 0, config))
+    steps = range(1, 2003)
+    logger.write([{"kind": "sync", "step": t, "distance": t / 4} for t in steps])
+    assert server.metrics == [("sync/distance", t / 4, t) for t in steps]
+    assert server.params == {f"model.argument_{i}": str(i) for i in range(201)} | {"long": "x" * 500}
 
 
 @pytest.mark.long

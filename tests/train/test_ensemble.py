@@ -453,3 +453,21 @@ def test_an_group_that_is_given_other_ranks_comes_back_with_them(
         assert sorted(row for life in (*fast, *slow) for row in life.seen.get(epoch, [])) == list(
             range(TRAIN)
         )
+
+
+def test_a_group_that_is_given_other_ranks_is_not_lost(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """It reports that it leaves to return, and the other groups wait for it."""
+    words = ["--rebalance.resource", "ranks", "--training.epochs", "2", "--data.group_batch_size", "24"]
+    allots = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=2)
+
+    def lives(replica_group: int, ranks: int, work: float) -> None:
+        try:
+            world.live(replica_group, 2, ranks, work=work)
+        except Relocated:
+            world.live(replica_group, 2, dict(at.register.units)[replica_group], work=work)
+
+    with desk.coordinator(2, budget=allots) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", [*words, *NO_NORM])
+        at_once(lambda: lives(0, 2, 0.04), lambda: lives(1, 1, 0.3))
+    assert dict(at.register.units) == {0: 1, 1: 2}
+    assert not lost(desk)

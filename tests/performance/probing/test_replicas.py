@@ -210,6 +210,16 @@ def test_every_virtual_rank_has_a_chance_of_its_own(config: Config) -> None:
     assert len(set(drawing.drawn)) == 12
 
 
+def test_models_are_laid_out_as_in_the_real_job(config: Config) -> None:
+    images = replace(config.model, name="cnn", arguments={"shape": [1, 6, 6], "classes": 10})
+    config = replace(config, model=images, training=replace(config.training, channels_last=True))
+    groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
+    for trainee in groups.trainees:
+        filters = [p for p in trainee.model.parameters() if p.dim() == 4]
+        assert all(p.is_contiguous(memory_format=torch.channels_last) for p in filters)
+        assert not all(p.is_contiguous() for p in filters)
+
+
 def test_models_stay_separate_after_a_synchronization(config: Config) -> None:
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
     groups.train(1)
