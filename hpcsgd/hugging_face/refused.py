@@ -1,12 +1,23 @@
-"""What is refused: other ways to train one model on several processes, and calls at a wrong time."""
+"""What is refused: other ways to train one model on several processes, and calls at a wrong time.
+
+Arguments without an effect are warned of.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from torch import nn
 
 from hpcsgd.errors import UserError
+
+log = logging.getLogger(__name__)
+
+OF_DDP = (
+    "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph",
+)  # fmt: skip
+"""The `TrainingArguments` for torch's `DistributedDataParallel`, which are None by default."""
 
 
 def require_plain(call: str, model: object) -> None:
@@ -28,6 +39,17 @@ def require_left_out(call: str, given: Mapping[str, object]) -> None:
             raise UserError(
                 f"{call}: {name} is another way to train on several processes: leave it out, hpcsgd trains "
                 "the groups"
+            )
+
+
+def warn_of_ddp(args: object) -> None:
+    """Log a warning for each of the `TrainingArguments` that is for `DistributedDataParallel` alone."""
+    for name in OF_DDP:
+        if getattr(args, name, None) is not None:
+            log.warning(
+                "TrainingArguments: %s has no effect: there is no DistributedDataParallel; `options` has the "
+                "arguments of DistributedOptimizer",
+                name,
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,7 @@ from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError
 from hpcsgd.hugging_face import group_state
 from hpcsgd.hugging_face.ranks import require_same_ranks, topology_of
-from hpcsgd.hugging_face.refused import require_left_out, require_plain
-
-log = logging.getLogger(__name__)
+from hpcsgd.hugging_face.refused import require_left_out, require_plain, warn_of_ddp
 
 if TYPE_CHECKING:
     Base = transformers.Trainer
@@ -30,9 +27,6 @@ else:
     Base = object
 
 OTHER_WAYS = ("fsdp", "deepspeed", "parallelism_config")
-OF_DDP = (
-    "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph",
-)  # fmt: skip
 NOTE = "saved by hpcsgd"
 FULL_EVAL = ("bf16_full_eval", "fp16_full_eval")
 
@@ -83,7 +77,7 @@ class TrainerMixin(Base):
             require_plain("Trainer", model)
             _require_possible(args)
         if self.topology.rank == 0:
-            _warn_of_ddp(args)
+            warn_of_ddp(args)
         super().__init__(model, args, *positional, **by_name)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -205,14 +199,4 @@ def _require_possible(args: Any) -> None:
                 f"TrainingArguments: {name} converts the parameters of the trained model: leave it out; "
                 f"{name[:4]} evaluates with this precision, too",
                 key=name,
-            )
-
-
-def _warn_of_ddp(args: Any) -> None:
-    for name in OF_DDP:
-        if getattr(args, name, None) is not None:
-            log.warning(
-                "TrainingArguments: %s has no effect: there is no DistributedDataParallel; `options` has the "
-                "arguments of DistributedOptimizer",
-                name,
             )

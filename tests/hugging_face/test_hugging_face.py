@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
 import programs
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.hugging_face import installed, refused
+from hpcsgd.methods import bsp
 from pythons import python
 from train.launches import unlaunched
 
@@ -166,3 +172,34 @@ def test_another_way_to_train_on_several_processes_is_refused() -> None:
     refused.require_left_out("TrainingArguments", {"fsdp": None, "deepspeed": None})
     with pytest.raises(UserError, match="TrainingArguments: deepspeed is another way"):
         refused.require_left_out("TrainingArguments", {"fsdp": None, "deepspeed": "zero.json"})
+
+
+def test_arguments_for_ddp_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    given = SimpleNamespace(ddp_bucket_cap_mb=25, ddp_find_unused_parameters=False, ddp_static_graph=None)
+    refused.warn_of_ddp(given)
+    names = [message.split()[1] for message in caplog.messages]
+    assert sorted(names) == ["ddp_bucket_cap_mb", "ddp_find_unused_parameters"]
+    assert all("has no effect: there is no DistributedDataParallel" in message for message in caplog.messages)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prepare_takes_the_objects_with_and_without_their_placement() -> None:
+    """This is one rank without a launcher; `accelerate_checks.py` has several."""
+    import accelerate
+    from accelerate.state import AcceleratorState
+
+    from hpcsgd.accelerate.accelerator import taken_over
+
+    def prepare(world: Communicator) -> None:
+        for placement in (None, [True, False]):
+            model = torch.nn.Linear(2, 2)
+            objects = model, torch.optim.SGD(model.parameters(), 0.1)
+            ours = taken_over(accelerate.Accelerator(cpu=True))
+            ours.train_with(form(world), bsp())
+            ready, optimizer = ours.prepare(*objects, device_placement=placement)
+            assert ready is model
+            assert ours.distributed_optimizers == [optimizer.optimizer]
+
+    with mock.patch.dict(os.environ):  # Accelerate sets variables
+        threads.run(1, prepare)
+    AcceleratorState._reset_state(reset_partial_state=True)
