@@ -28,14 +28,19 @@ kind            fields in addition to ``kind`` and ``step``
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import parsed
+
+log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
@@ -51,10 +56,11 @@ class Metrics:
     ) -> None:
         """Open ``path`` and remove records of steps after ``resumed_step``, which will be made again.
 
-        ``also`` is called with each new line.
+        Damaged lines before are removed, too, with a warning. ``also`` is called with each new line. Raises
+        `UserError` if all lines are damaged.
         """
         path.touch()
-        os.truncate(path, _size_until(path, resumed_step))
+        _cut(path, resumed_step)
         self._file = path.open("ab", buffering=0)
         self._also = also
 
@@ -110,9 +116,16 @@ class Metrics:
 
     def _append(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
-        self._file.write(line)
+        self._write(line)
         if self._also is not None:
             self._also(line)
+
+    def _write(self, line: bytes) -> None:
+        """Append `line`, or nothing: on a full disk the system may write its beginning."""
+        end = os.fstat(self._file.fileno()).st_size
+        if self._file.write(line) < len(line):
+            self._file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file. All lines have been written already."""
@@ -138,27 +151,57 @@ def stream(path: Path) -> Iterator[Record]:
     return (record for _, record in _records(path))
 
 
-def _size_until(path: Path, step: int) -> int:
-    size = 0
-    for end, record in _records(path):
+def _cut(path: Path, step: int) -> None:
+    """Remove the records of steps after `step`, and before them lines that are damaged, with one warning.
+
+    Raises `UserError` if all lines are damaged.
+    """
+    size, found, damaged = 0, False, list[int]()
+    for number, (end, record) in enumerate(_lines(path), start=1):
+        if isinstance(record, ValueError):
+            damaged.append(number)
+            continue
+        found = True
         if record["step"] > step:
             break
         size = end
-    return size
+    if damaged and not found:
+        next(_records(path))  # raises
+    os.truncate(path, size)
+    if damaged:
+        lost, first = count_text(len(damaged), "line"), damaged[0]
+        log.warning("%s:%d: not a metrics record: removed %s to go on", path, first, lost)
+        _rewrite(path, without=set(damaged))
+
+
+def _rewrite(path: Path, without: Collection[int]) -> None:
+    """Remove the lines with these numbers. If this fails or is killed, the file stays as it is."""
+    with replacing(path) as part, part.open("wb") as sound, path.open("rb") as file:
+        sound.writelines(line for number, line in enumerate(file, start=1) if number not in without)
 
 
 def _records(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield, for each record, the offset in the file at which its line ends, and the record."""
+    for number, (end, found) in enumerate(_lines(path), start=1):
+        if isinstance(found, ValueError):
+            raise UserError(f"{path}:{number}: not a metrics record: {found}") from found
+        yield end, found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Record | ValueError]]:
+    """Yield, for each whole line, the offset at which it ends, and its record, or why it is none."""
     end = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for line in file:
             end += len(line)
             if not line.endswith(b"\n"):
                 return
             try:
-                yield end, _require_sound(_as_today(parsed(line)))
+                found = _require_sound(_as_today(parsed(line)))
             except ValueError as error:
-                raise UserError(f"{path}:{number}: not a metrics record: {error}") from error
+                yield end, error
+            else:
+                yield end, found
 
 
 _NEEDED: Mapping[str, Mapping[str, type]] = {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,50 @@ def test_damage_elsewhere_is_an_error_naming_the_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"kind": "epoch", "step": 1}\n{"ki\n{"kind": "epoch", "step": 2}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:2: not a metrics record"):
         read(path)
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    """The system writes as much of a line as there is space for."""
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as metrics:
+        add_step(metrics, 1)
+        whole = path.read_bytes()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, before[1]))
+        try:
+            with pytest.raises(OSError, match="No space left on device"):
+                add_step(metrics, 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert path.read_bytes() == whole
+        add_step(metrics, 3)
+    assert [record["step"] for record in read(path)] == [1, 3]
+
+
+def test_a_run_goes_on_without_lines_that_are_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as metrics:
+        add_all(metrics, range(1, 5))
+    lines = path.read_bytes().splitlines(keepends=True)
+    glued = [*lines[:2], lines[2][:9] + lines[3], b"\0\n", *lines[4:]]
+    path.write_bytes(b"".join(glued) + lines[2][:9])
+    with Metrics(path, resumed_step=3) as metrics:
+        add_all(metrics, range(4, 5))
+    assert path.read_bytes() == b"".join([*lines[:2], *lines[4:]])
+    assert caplog.messages == [f"{path}:3: not a metrics record: removed 2 lines to go on"]
+    with Metrics(path, resumed_step=4):
+        pass
+    assert len(caplog.messages) == 1
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"notes\nof mine\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl:1: not a metrics record"):
+        Metrics(path)
+    assert path.read_bytes() == b"notes\nof mine\n"
 
 
 @pytest.mark.parametrize(
