@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +20,7 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Topology, raise_on_all_ranks
 from hpcsgd.elastic.endings import Over, Relocated
-from hpcsgd.errors import MOVED, STOPPED, count_text, in_file, in_section
+from hpcsgd.errors import MOVED, STOPPED, UserError, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
 from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
@@ -228,8 +229,16 @@ def _save_model(folder: Path, parts: TrainingSetup) -> None:
     with parts.optimizer.averaged_model():
         state = whole_state(parts.model, keeps=topology.rank == 0)
 
-    def write() -> None:
-        with usable(folder), replacing(folder / "model.pt") as part:
-            torch.save(state, part)
+    by_rank_0(topology.world, "saving the model", lambda: _write_model(folder / "model.pt", state))
 
-    by_rank_0(topology.world, "saving the model", write)
+
+def _write_model(target: Path, state: Mapping[str, Any]) -> None:
+    with usable(target.parent), replacing(target) as part:
+        try:
+            torch.save(state, part)
+        except RuntimeError as error:  # in place of an `OSError`
+            free = byte_text(shutil.disk_usage(target.parent).free)
+            raise UserError(
+                f"{target}: cannot be written: its disk fails or is full ({free} free): make space there, "
+                "and pass --resume"
+            ) from error

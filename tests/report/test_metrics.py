@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import re
-import resource
 from pathlib import Path
 
 import pytest
 
+from full_disks import full_after
 from hpcsgd.errors import UserError
 from hpcsgd.report.metrics import Metrics, read
 
@@ -127,13 +127,8 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     with Metrics(path) as metrics:
         add_step(metrics, 1)
         whole = path.read_bytes()
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, before[1]))
-        try:
-            with pytest.raises(OSError, match="No space left on device"):
-                add_step(metrics, 2)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with full_after(len(whole) + 20), pytest.raises(OSError, match="No space left on device"):
+            add_step(metrics, 2)
         assert path.read_bytes() == whole
         add_step(metrics, 3)
     assert [record["step"] for record in read(path)] == [1, 3]

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 
+from full_disks import full_after
 from hpcsgd.comm import Communicator, phase, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
@@ -326,6 +328,26 @@ def test_groups_that_wait_for_nobody_do_not_wait_for_metrics(job_file: Path, tmp
     steps = kind(records, "step")
     assert [record["step"] for record in steps] == list(range(1, TRAIN // 2 // 4 + 1))
     assert sum(record["samples"] for record in steps) == TRAIN
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_one_line(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch does not raise an `OSError` for it."""
+
+    def on_a_full_disk(state: object, target: Path) -> None:
+        with full_after(2000):
+            save(state, target)
+
+    save = torch.save
+    monkeypatch.setattr(torch, "save", on_a_full_disk)
+    with pytest.raises(JobError) as caught:
+        train(job_file, tmp_path, "--training.epochs 1", n=2)
+    line = (
+        rf"rank 0 of 2, saving the model: {tmp_path}/model.pt: cannot be written: its disk fails or is full "
+    )
+    assert re.fullmatch(line + r"\([\d.]+ \w+ free\): make space there, and pass --resume", str(caught.value))
+    assert not [path for path in tmp_path.iterdir() if "model.pt" in path.name]
 
 
 @pytest.mark.slow
