@@ -49,7 +49,10 @@ STEP_TABLES = ("phase_seconds", "phase_bytes", "link_bytes")
 
 
 class Metrics:
-    """A writer of records to a JSONL file. Each line is written whole, and can be read immediately."""
+    """A writer of records to a JSONL file. Each line is written whole, and can be read immediately.
+
+    An error of the disk is not raised, but kept as `failure` until `require_written` is called.
+    """
 
     def __init__(
         self, path: Path, *, resumed_step: int = 0, also: Callable[[bytes], None] | None = None
@@ -61,8 +64,10 @@ class Metrics:
         """
         path.touch()
         _cut(path, resumed_step)
-        self._file = path.open("ab", buffering=0)
+        self._path, self._file = path, path.open("ab", buffering=0)
         self._also = also
+        self.failure: OSError | None = None
+        """The error of the first record that could not be written; later records are left out."""
 
     def step(
         self,
@@ -116,9 +121,21 @@ class Metrics:
 
     def _append(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
-        self._write(line)
-        if self._also is not None:
+        try:
+            if self.failure is None:
+                self._write(line)
+        except OSError as error:  # of rank 0 alone, which must not leave the other ranks
+            self.failure = error
+        if self.failure is None and self._also is not None:
             self._also(line)
+
+    def require_written(self) -> None:
+        """Raise `UserError` if a record could not be written."""
+        if self.failure is not None:
+            raise UserError(
+                f"{self._path}: cannot be written: {self.failure.strerror}: make space on its disk, and pass "
+                "--resume"
+            ) from self.failure
 
     def _write(self, line: bytes) -> None:
         """Append `line`, or nothing: on a full disk the system may write its beginning."""

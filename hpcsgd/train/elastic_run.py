@@ -89,7 +89,7 @@ class ElasticLoop(TrainLoop):
         elastic_average, batches = self.elastic_average, self._parts.batches
         for x, y, seconds in self._batches():
             left, before = len(batches) - 1, elastic_average.rounds
-            self._reason = self._stopping.now() or self._reason
+            self._reason = self._reason_to_stop() or self._reason
             self._report(
                 saving=not left or self._checkpoint_due(after=1),
                 deal=self._assigned if left else (self._epoch + 1, 0),
@@ -111,7 +111,7 @@ class ElasticLoop(TrainLoop):
 
         If all groups that had samples have left, the samples that they have not used are assigned again.
         """
-        self._reason = self._stopping.now() or self._reason
+        self._reason = self._reason_to_stop() or self._reason
         self._report(deal=(self._epoch, self._parts.sampler.position), leaving=self._reason is not None)
         self._synchronize()
 

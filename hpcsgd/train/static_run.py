@@ -42,7 +42,7 @@ class StaticLoop(TrainLoop):
     def _finish_epoch(self) -> str | None:
         for x, y, data_seconds in islice(self._batches(), self._left()):
             self._step(x, y, data_seconds)
-            if (reason := self._stopping.now()) is not None:
+            if (reason := self._reason_to_stop()) is not None:
                 self._read_meter()
                 return reason
         self._close_epoch(cut=len(self._parts.batches) > 0)

@@ -21,6 +21,9 @@ CHECK_EVERY = 1.0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _TIME_LIMIT, _JOB_END = 1, 2  # reasons in addition to the signals, with smaller numbers
+_FAILURE = 1000  # more urgent than any signal
+FAILED = "a rank has failed"
+"""The reason to stop if any rank `has_failed`."""
 
 
 class Reasons:
@@ -66,6 +69,8 @@ class Stopping:
         self._steps = 0
         self._next = 1
         self._last_check = time.monotonic()
+        self.has_failed = False
+        """True if this rank cannot go on, for which the other ranks stop."""
 
     def now(self) -> str | None:
         """Return the reason to stop, as text, or None to continue; all ranks call this after each step."""
@@ -89,7 +94,8 @@ class Stopping:
         per_step = max((now - self._last_check) / max(self._steps, 1), 1e-6)
         pause = min(int(CHECK_EVERY / per_step), 10_000)
         # The maxima are the most urgent reason and the shortest pause.
-        mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")
+        reason = _FAILURE if self.has_failed else self._reasons.now()
+        mine = torch.tensor([reason, -max(pause, 1)], device="cpu")
         self._asked = mine, self._control.allreduce(mine, "max")
         self._steps, self._last_check = 0, now
 
@@ -104,7 +110,9 @@ class Stopping:
 
 
 def _reported(reason: int) -> str | None:
-    reported = {0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the batch job ends soon"}
+    reported = {
+        0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the batch job ends soon", _FAILURE: FAILED,
+    }  # fmt: skip
     return reported[reason] if reason in reported else f"{signal.Signals(reason).name} received"
 
 
