@@ -1,11 +1,12 @@
 """The content of a checkpoint, and how it is restored, on the same P × K or another.
 
 Every rank saves its shards, 1/K of its group's parameters and optimizer state, as ranges of named
-parameters, and its buffers. On the same P × K each rank restores its own part, bit for bit. With another K
-the ranges of a group are cut anew. With another P, or another method, all groups start from the mean of the
-saved parameters and element-wise optimizer states, as after a synchronization. On another P × K float
-buffers are the mean over all ranks, and each part of the method's state follows its rule (`State`). If a
-parameter server keeps the model, its model is saved, in place of those that groups have read of it.
+parameters, its buffers, and frozen parameters that differ between ranks. On the same P × K each rank restores
+its own part, bit for bit. With another K the ranges of a group are cut anew. With another P, or another
+method, all groups start from the mean of the saved parameters and element-wise optimizer states, as after a
+synchronization. On another P × K float buffers and such frozen parameters are the mean over all ranks, and
+each part of the method's state follows its rule (`State`). If a parameter server keeps the model, its model
+is saved, in place of those that groups have read of it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import h5py
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.checkpoint import tree
+from hpcsgd.checkpoint import frozen, tree
 from hpcsgd.checkpoint.folder import Checkpoints, Saved
 from hpcsgd.checkpoint.method_state import restored, split_off_shards
 from hpcsgd.checkpoint.ranges import SavedGroups, capture_ranges, mean
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.core.buffers import make_writable, put
 from hpcsgd.core.elements import as_elements, in_rows, reals_per_element
-from hpcsgd.core.fsdp import is_fsdp, local, local_of, reshard
+from hpcsgd.core.fsdp import local, local_of
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.chained import kind_of
@@ -57,7 +58,7 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
         "outline": _outline(optimizer),
         "pieces": capture_ranges(optimizer, model or [b.param_shard for b in optimizer.buckets], shards),
         "buffers": dict(optimizer.model.named_buffers()),
-        "frozen": {name: local(p) for name, p in _frozen(optimizer) if _saves(optimizer.topology, p)},
+        **frozen.captured(optimizer),
         "optimizer": {
             "t": optimizer.t,
             "groups": _options(optimizer),
@@ -91,9 +92,10 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
             goes_on = same and list(groups) == [topology.group_index]
             mine_of_method = {role: State.from_dict(each) for role, each in state["method"].items()}
             method = restored(mine_of_method, source, optimizer, goes_on=goes_on)
-        _restore_buffers(saved, [mine] if same else all_places(saved), optimizer.model)
-        ours = dict(_frozen(optimizer))
-        for name, values in _saved_frozen(saved):
+        places = [mine] if same else list(all_places(saved))
+        _restore_buffers(saved, places, optimizer.model)
+        ours = dict(frozen.frozen(optimizer))
+        for name, values in _saved_frozen(saved, places):
             put(local(ours[name]), local_of(values, ours[name]))
         load_shared_state(optimizer.local.optimizer, state["shared"])
         optimizer.resume_from(state["t"], state["groups"], method)
@@ -130,13 +132,13 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
     """
     with opened(saved, [FIRST]) as (file,):
         outline = tree.read(tree.items(file)["outline"])
-    frozen = dict(_saved_frozen(saved))
+    still = dict(_saved_frozen(saved, all_places(saved)))
     theirs = {what: _extent(layout) for what, layout in outline.items() if what.startswith(OF_MODEL)}
-    _require_same(saved, theirs, _extents(model, frozen))
+    _require_same(saved, theirs, _extents(model, still))
     with _saved_groups(saved, range(saved.P)) as source:
         for name, param in model.named_parameters():
-            if name in frozen:
-                param.data = param.data.to(frozen[name].dtype).copy_(frozen[name])
+            if name in still:
+                param.data = param.data.to(still[name].dtype).copy_(still[name])
             else:
                 w = as_elements(source.w(name, 0, param.numel()).view(-1), reals_per_element(param))
                 param.data = w.as_strided(param.size(), param.stride())
@@ -192,7 +194,7 @@ def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
         "number of param groups": str(len(optimizer.param_groups)),
         "state of the method": state_of_method,
         **{f"parameter {n}": f"{_layout(p)} in param group {groups[p]}" for n, p in optimizer.trained},
-        **{f"frozen parameter {name}": _layout(p) for name, p in _frozen(optimizer)},
+        **{f"frozen parameter {name}": _layout(p) for name, p in frozen.frozen(optimizer)},
         **{f"buffer {name}": _layout(b) for name, b in optimizer.model.named_buffers()},
     }
 
@@ -205,9 +207,9 @@ def _layout(x: Tensor) -> str:
     return f"{x.dtype} of {list(x.size())}{order}"
 
 
-def _extents(model: nn.Module, frozen: Mapping[str, Tensor]) -> dict[str, str]:
+def _extents(model: nn.Module, still: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the entries of `_outline` that describe the model, without dtypes and parameter groups."""
-    params = ((f"{'frozen ' * (name in frozen)}parameter {name}", p) for name, p in model.named_parameters())
+    params = ((f"{'frozen ' * (name in still)}parameter {name}", p) for name, p in model.named_parameters())
     buffers = ((f"buffer {name}", buffer) for name, buffer in model.named_buffers())
     return {what: _extent(_layout(x)) for what, x in (*params, *buffers)}
 
@@ -232,24 +234,10 @@ def _parts(optimizer: DistributedOptimizer) -> list[str]:
     return [type(part).__name__ for part in (method.grad_reduce, method.schedule, method.averager)]
 
 
-def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
-    reshard(optimizer.model)  # a forward pass may have left whole weights of an FSDP model
-    trained = {param for _, param in optimizer.trained}
-    return ((n, p) for n, p in optimizer.model.named_parameters() if p not in trained)
-
-
-def _saves(topology: Topology, frozen: Tensor) -> bool:
-    """Return whether this rank saves the parameter `frozen`, or its rows, for all ranks."""
-    return topology.rank == 0 or (topology.group_index == 0 and is_fsdp(frozen))
-
-
-def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:
-    """Yield each frozen parameter's name and values, joined from the rows that group 0's ranks had."""
-    with opened(saved, ((0, j) for j in range(saved.K))) as files:
-        parts = [tree.items(tree.items(file)["frozen"]) for file in files]
-        for name in parts[0]:
-            rows = [tree.read_item(theirs[name]) for theirs in parts if name in theirs]
-            yield name, torch.cat(rows) if len(rows) > 1 else rows[0]
+def _saved_frozen(saved: Saved, places: Iterable[Place]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each frozen parameter's name and values; those that differed are the mean of the `places`."""
+    with opened(saved, ((0, j) for j in range(saved.K))) as group_0, opened(saved, places) as ranks:
+        yield from frozen.saved(group_0, ranks)
 
 
 def _options(optimizer: DistributedOptimizer) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 Their checkpoint has one model, which is the average of all groups. A folder `hpcsgd` inside it has the model,
 the optimizer state and the method's state of each group, as a checkpoint of `hpcsgd.save`. Frozen parameters
-are left out: they are in the model of the checkpoint, or in the base model of an adapter.
+that are the same on all ranks are left out: they are in the model of the checkpoint, or in the base model of
+an adapter.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcsgd.checkpoint.folder import Checkpoints
+from hpcsgd.checkpoint.frozen import SAME
 from hpcsgd.checkpoint.snapshot import FURTHER, capture, restore
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.engine.optimizer import DistributedOptimizer
@@ -62,4 +64,4 @@ def restore_all(checkpoint: Path, optimizers: Sequence[DistributedOptimizer], ca
 
 
 def _captured(optimizer: DistributedOptimizer) -> Tree:
-    return {**capture(optimizer, shared={}, own={}), "frozen": {}}
+    return {**capture(optimizer, shared={}, own={}), SAME: {}}

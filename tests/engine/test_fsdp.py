@@ -20,7 +20,7 @@ from hpcsgd.comm import Communicator
 from hpcsgd.core.fsdp import is_fsdp, local
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.natural_gradient import NaturalGradient
-from hpcsgd.errors import JobError
+from hpcsgd.errors import JobError, UserError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
 from hpcsgd.parts.grad_reduces import Quantized, Sparse
 from hpcsgd.parts.quantizers import int4
@@ -411,6 +411,21 @@ def test_a_checkpoint_after_a_forward_pass(run, tmp_path: Path) -> None:
         compare(whole_values(again), whole_values(first))
 
     run(2, goes_on)
+
+
+@pytest.mark.ranks(2)
+def test_frozen_rows_that_differ_between_groups_are_refused(run, tmp_path: Path) -> None:
+    def body(world: Communicator) -> None:
+        changed = training(world, 2, True)
+        save(changed, tmp_path)
+        net: Any = changed.net
+        local(net.frozen.weight).add_(world.rank)
+        with pytest.raises(
+            UserError, match=r"frozen parameter frozen.weight, which torch has sharded, differs"
+        ):
+            save(changed, tmp_path)
+
+    run(2, body)
 
 
 def compare(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
