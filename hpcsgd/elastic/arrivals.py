@@ -20,11 +20,29 @@ class Arrivals:
         self._ranks: set[tuple[int, int]] = set()
         self._enough_since: float | None = None
         """The clock when the last group that the quorum needed had arrived; None before that."""
+        self._ready_since: float | None = None
+        """The clock when the first group was ready in an open register; None before that."""
 
     def clear(self) -> None:
         """Begin with a new round, at which no rank has arrived."""
         self._ranks.clear()
-        self._enough_since = None
+        self._enough_since = self._ready_since = None
+
+    def suffice(self, now: Register, ready: int, clock: float, since: float) -> bool:
+        """Return True if the open register `now` waits for no further group; call it again and again.
+
+        `ready` groups have asked to join and count. It waits for others as long as a round does, but for all
+        groups, whatever the quorum, before the first round. `since` is the clock of the last change.
+        """
+        if not ready:
+            self._enough_since = self._ready_since = None
+            return False
+        if self._ready_since is None:
+            self._ready_since = clock
+        if self._quorum is not None and now.rounds and self._enough_since is None and ready >= self._quorum:
+            self._enough_since = clock
+        enough = math.inf if self._enough_since is None else self._enough_since + self._grace
+        return clock > min(max(self._ready_since, since) + self.timeout, enough)
 
     def add(self, replica_group: int, rank: int, now: Register, clock: float) -> None:
         """Record that a rank has arrived at the round of the register `now`."""

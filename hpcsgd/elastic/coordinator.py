@@ -41,8 +41,8 @@ class Coordinator:
     """The server, which runs until the training is finished and all clients have left.
 
     `heartbeat_timeout`: seconds without a heartbeat after which a replica group is lost. `timeout`: seconds
-    that an open register, or a round in which a group has arrived, waits for groups that are alive. It must
-    exceed the time by which working groups differ. `quorum`, `grace`: see `Arrivals`. `late_rounds`: see
+    that an open register, or a round, waits for groups that are alive once a group that counts is ready. It
+    must exceed the time by which working groups differ. `quorum`, `grace`: see `Arrivals`. `late_rounds`: see
     `Membership`. `journal`: where the register is saved. `events`: the event log. `budget`: the resource to
     move between groups, if any. `together`: the first generation waits for all groups, and all stop when one
     has to stop. Otherwise groups come and go independently.
@@ -289,8 +289,10 @@ class Coordinator:
             for replica_group in (set(now.replica_groups) & self.membership.expected) - here - self._awaited:
                 # This coordinator was just started, and the group did not reconnect.
                 self._lose(replica_group, Loss.DIED, "it did not come back")
-        if waited > self._arrivals.timeout and now.phase is Phase.OPEN:
-            self.membership.wait_no_longer()
+        if now.phase is Phase.OPEN:
+            ready = len(self.membership.ready())
+            if self._arrivals.suffice(now, ready, clock, self._since):
+                self.membership.wait_no_longer()
         for replica_group, why in self._arrivals.late(now, clock, self._since).items():
             self._lose(replica_group, Loss.LATE, why)
         self._publish()

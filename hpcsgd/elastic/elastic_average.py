@@ -242,12 +242,11 @@ class ElasticAverage:
     def _is_overdue(self, since: float) -> bool:
         """Return True if this rank has waited too long for a neighbour in the ring, since time `since`.
 
-        The limit is `timeout` while some groups still train, and `heartbeat_timeout` once all ranks have
-        arrived.
+        While some groups still train there is no limit: the coordinator removes those that are too late.
         """
         complete = self._client.complete_since(self._generation.generation, self._due)
         if complete is None:
-            return time.monotonic() - since > self._timeout
+            return False
         return time.monotonic() - max(since, complete) > self._heartbeat_timeout
 
     def _spread(self, results: Sequence[Tensor]) -> None:

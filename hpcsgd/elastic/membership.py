@@ -55,6 +55,8 @@ class Membership:
         self._left_out: dict[int, int] = {}
         """For each group that was left out, the number of committed rounds from which on it may return."""
         self._times_left_out: Counter[int] = Counter()
+        self._moving: set[int] = set()
+        """The members that have left to come back, without the mean that they had."""
 
     def come(
         self,
@@ -115,6 +117,7 @@ class Membership:
     def expect(self, replica_group: int) -> None:
         """Open the register for a member that leaves to come back with more or fewer ranks."""
         self._candidates.pop(replica_group, None)
+        self._moving.add(replica_group)
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
             self._open()
 
@@ -136,20 +139,38 @@ class Membership:
         self._times_left_out[replica_group] += 1
         self.lose(replica_group)
 
+    def ready(self) -> frozenset[int]:
+        """Return the groups that have asked to join, and whose parameters count if the register closes.
+
+        There are none if a group that still trains has a newer mean, or is the only one with samples. Without
+        that group its work would be lost, and the others would go back.
+        """
+        held = {
+            member.replica_group: self.register.rounds_of(member)
+            for member in self.register.members
+            if member.replica_group in self.expected - self._moving
+        }
+        held |= {i: min(candidate.rounds) for i, candidate in self._candidates.items()}
+        most = max(held.values(), default=0)
+        newest = {i for i, rounds in held.items() if rounds == most}
+        came = self._came() or self._complete()
+        return came & (newest & set(self.register.sharing) or newest)
+
     def wait_no_longer(self) -> None:
-        """Close an open register with the groups that have asked to join, if any."""
-        came = self._came()
-        if not came:  # no other group is left to make the rounds for which they are left out
+        """Close an open register with the groups that have asked to join, if some of them are `ready`."""
+        if self.register.phase is not Phase.OPEN or not self.ready():
+            return
+        if not self._came():  # no other group is left to make the rounds for which they are left out
             self._left_out.clear()
-            came = self._came()
-        if self.register.phase is Phase.OPEN and came:
-            self.expected = came
-            self._close_if_all_came()
+        self.expected = self._came()
+        self._close_if_all_came()
+
+    def _complete(self) -> frozenset[int]:
+        return frozenset(i for i, candidate in self._candidates.items() if candidate.complete)
 
     def _came(self) -> frozenset[int]:
         """Return the groups of which all ranks have asked to join, without those that are left out."""
-        came = {replica_group for replica_group, candidate in self._candidates.items() if candidate.complete}
-        return frozenset(came - self._left_out.keys())
+        return self._complete() - self._left_out.keys()
 
     def finish(self, replica_group: int, generation: int) -> None:
         """End the training in the register, because a member has completed and saved it."""
@@ -194,6 +215,7 @@ class Membership:
         members = tuple(self._member(replica_group, newest) for replica_group in sorted(self.expected))
         for replica_group in self.expected:  # keep groups of which only some ranks have asked
             del self._candidates[replica_group]
+        self._moving.clear()
         rounds = max(self.register.rounds, *(member.rounds for member in members))
         self.register = replace(
             self.register,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
+from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unauthenticated
 from hpcsgd.elastic.register import Phase, Register, Vote
 from in_parallel import at_once
@@ -134,6 +136,65 @@ def test_who_is_waited_for_too_long_is_left_behind(desk: Desk) -> None:
         assert later(lambda: vote(staying, now)).result(20).phase is Phase.OPEN
     lost = [(event["replica_group"], event["kind"]) for event in desk.events() if event["event"] == "lost"]
     assert lost[0] == (1, "late")
+
+
+def after_a_round(desk: Desk, at: Coordinator) -> list[Client]:
+    """Return three clients after a round; then the third one's group dies."""
+    clients = [desk.client(at.address, replica_group) for replica_group in range(3)]
+    now = come(*clients)
+    at_once(*(partial(vote, client, now) for client in clients))
+    clients[2].close()
+    wait_for(lambda: at.register.phase is Phase.OPEN)
+    return clients
+
+
+def long_after(at: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the coordinator look around twice, long after the last change."""
+    looked, look = list[bool](), at._look_around
+
+    def look_around() -> None:
+        at._since -= 601
+        look()
+        looked.append(True)
+
+    monkeypatch.setattr(at, "_look_around", look_around)
+    wait_for(lambda: len(looked) > 1)
+    monkeypatch.setattr(at, "_look_around", look)
+
+
+def test_training_is_no_waiting(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that returns does not begin alone, nor does the first one that has trained."""
+    with desk.coordinator(3) as at:
+        clients = after_a_round(desk, at)
+        back = desk.client(at.address, 2, life="second.1")
+        returns = later(lambda: back.come("nowhere:1", 0))
+        wait_for(lambda: 2 in at.membership.expected)
+        long_after(at, monkeypatch)
+        assert at.register.phase is Phase.OPEN
+        first = later(lambda: clients[0].come("nowhere:1", 1))
+        wait_for(lambda: at._arrivals._ready_since is not None)
+        long_after(at, monkeypatch)
+        assert at.register.phase is Phase.OPEN
+        now = clients[1].come("nowhere:1", 1)
+        assert (now.replica_groups, now.up_to_date) == ((0, 1, 2), (0, 1))
+        assert returns.result(60) == first.result(60) == now
+
+
+@pytest.mark.parametrize("quorum", [None, 1])
+def test_an_open_register_closes_without_a_group_that_is_too_late(desk: Desk, quorum: int | None) -> None:
+    with desk.coordinator(3, quorum=quorum, grace=math.inf if quorum is None else 4) as at:
+        clients = after_a_round(desk, at)
+        first = later(lambda: clients[0].come("nowhere:1", 1))
+        wait_for(lambda: at._arrivals._ready_since is not None)
+        if quorum is None:
+            assert at._arrivals._ready_since is not None
+            at._since -= 601
+            at._arrivals._ready_since -= 601
+        else:
+            wait_for(lambda: at._arrivals._enough_since is not None)
+            assert at._arrivals._enough_since is not None
+            at._arrivals._enough_since -= 5
+        assert first.result(60).replica_groups == (0,)
 
 
 def test_a_new_life_ends_the_old_one(desk: Desk) -> None:

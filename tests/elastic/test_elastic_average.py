@@ -93,6 +93,17 @@ def test_a_group_with_another_number_of_fsdp_ranks_ends_alone(desk: Desk) -> Non
         assert replica_groups(at, (2, 2, 1), body) == [[(0, 1)] * 2, [(0, 1)] * 2, [()]]
 
 
+def test_nobody_is_overdue_while_others_train(desk: Desk) -> None:
+    """A group without samples waits in its ring from the last round on."""
+
+    def body(g: int, group: Communicator, alive: ElasticAverage) -> bool:
+        alive.mean(start_values(g))
+        return alive._is_overdue(time.monotonic() - 601)
+
+    with desk.coordinator(1) as at:
+        assert replica_groups(at, (1,), body) == [[False]]
+
+
 def test_no_rank_leaves_before_all_have_reported_the_move(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

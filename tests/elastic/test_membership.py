@@ -270,6 +270,48 @@ def test_who_was_left_out_comes_back_where_nobody_else_lives() -> None:
     assert membership.register.replica_groups == (1,)
 
 
+def without_the_third(*, sharing: tuple[int, ...] = (0, 1, 2)) -> Membership:
+    """Return an open register: after a round of three groups the third one died, and is back at once."""
+    membership = running(0, 1, 2)
+    for replica_group in (0, 1, 2):
+        vote(membership, replica_group, Vote(Point(3, 0, 0)))
+    membership.register = replace(membership.register, sharing=sharing)
+    membership.lose(2)
+    come(membership, 2)
+    return membership
+
+
+def test_a_register_does_not_close_on_older_means_than_those_of_groups_that_train() -> None:
+    membership = without_the_third()
+    assert membership.ready() == frozenset()
+    membership.wait_no_longer()
+    assert membership.register.phase is Phase.OPEN
+    come(membership, 0, 1)
+    assert membership.ready() == {0}
+    membership.wait_no_longer()
+    now = membership.register
+    assert (now.replica_groups, now.up_to_date) == ((0, 2), (0,))
+
+
+def test_a_register_does_not_close_without_the_groups_that_have_samples() -> None:
+    membership = without_the_third(sharing=(1,))
+    come(membership, 0, 1)
+    assert membership.ready() == frozenset(), "group 0 looks on"
+    membership.lose(1)
+    assert membership.register.up_to_date == (0,)
+
+
+def test_a_group_that_moves_has_no_mean_when_it_is_back() -> None:
+    membership = running(0, 1)
+    for replica_group in (0, 1):
+        vote(membership, replica_group)
+    for replica_group in (0, 1):
+        membership.expect(replica_group)
+    assert membership.ready() == frozenset()
+    come(membership, 0)
+    assert membership.ready() == {0}, "group 1 may never come back"
+
+
 def test_nothing_moves_a_finished_register() -> None:
     membership = running(0, 1)
     membership.finish(0, 1)
@@ -309,13 +351,14 @@ class Groups(RuleBasedStateMachine):
             assert now.rounds == before.rounds, "rounds are only made by commits"
         self.seen = now
 
+    def is_in(self, replica_group: int) -> bool:
+        now = self.membership.register
+        return now.phase is Phase.RUN and replica_group in now.replica_groups
+
     @rule(client=clients)
     def comes(self, client: tuple[int, int]) -> None:
         replica_group, rank = client
-        if (
-            self.membership.register.phase is Phase.RUN
-            and replica_group in self.membership.register.replica_groups
-        ):
+        if self.is_in(replica_group):
             return
         self.dead.discard(replica_group)
         self.membership.come(
@@ -357,7 +400,8 @@ class Groups(RuleBasedStateMachine):
         for _ in range(3):
             if self.membership.register.phase is Phase.OPEN:
                 for replica_group in living:
-                    come(self.membership, replica_group, self.held[replica_group, 0])
+                    if not self.is_in(replica_group):  # the earlier ones may have completed the generation
+                        come(self.membership, replica_group, self.held[replica_group, 0])
                 self.membership.wait_no_longer()
             self.seen = now = self.membership.register
             for replica_group in living:

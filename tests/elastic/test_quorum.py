@@ -69,6 +69,25 @@ def test_each_round_begins_anew() -> None:
     assert arrivals.late(NOW, 99.0, since=50.0) == {}
 
 
+def test_an_open_register_waits_as_long_as_a_round() -> None:
+    """It waits from the first group on that is ready, and from the quorum."""
+    for quorum, waits in ((None, 100.0), (2, 4.0)):
+        arrivals = Arrivals(100.0, quorum, 4.0)
+        assert not arrivals.suffice(NOW, 0, 500.0, since=0.0), "all that count still train"
+        assert not arrivals.suffice(NOW, 2, 500.0, since=0.0)
+        assert not arrivals.suffice(NOW, 2, 500.0 + waits, since=0.0)
+        assert arrivals.suffice(NOW, 2, 500.1 + waits, since=0.0)
+        assert not arrivals.suffice(NOW, 0, 501.0 + waits, since=0.0), "they died"
+        assert not arrivals.suffice(NOW, 1, 600.0 + waits, since=0.0)
+
+
+def test_a_quorum_does_not_begin_a_training() -> None:
+    arrivals, start = arrived(quorum=2), Register()
+    assert not arrivals.suffice(start, 2, 0.0, since=0.0)
+    assert not arrivals.suffice(start, 2, 100.0, since=0.0)
+    assert arrivals.suffice(start, 2, 100.1, since=0.0)
+
+
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 1, 3)])
 def test_two_of_three_go_on_and_the_third_comes_back(
     desk: Desk, ranks: tuple[int, int, int], caplog: pytest.LogCaptureFixture
