@@ -24,15 +24,19 @@ from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
+    OLD,
     Saved,
     differs,
     file_name,
     fingerprint,
+    hidden_name,
+    moved_aside,
     names_of,
+    put_back,
     read_manifest,
+    remove_unfinished,
     title,
 )
-from hpcsgd.checkpoint.unfinished import OLD, hidden_name, moved_aside, put_back, remove_unfinished
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.topology import Topology, gather_or_raise
 from hpcsgd.errors import JobError, UserError

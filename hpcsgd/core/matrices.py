@@ -1,7 +1,8 @@
-"""The matrices of an FSDP model that an optimizer needs whole: their rows, and the rank that gathers each.
+"""Matrices: those of an FSDP model that an optimizer needs whole, and those of embeddings.
 
-torch cuts a matrix of m rows along its rows into K parts of ⌈m/K⌉ rows; the last parts may have fewer rows or
-none.
+Of a matrix that an optimizer needs whole, this module gives the rows of each rank, and the rank that gathers
+it. torch cuts a matrix of m rows along its rows into K parts of ⌈m/K⌉ rows; the last parts may have fewer
+rows or none.
 """
 
 from __future__ import annotations
@@ -42,3 +43,12 @@ def bytes_by_period(periods: Mapping[nn.Parameter, int], K: int) -> dict[int, fl
         rows = shape[0] - rows_by_rank(shape, K)[owner]
         found[period] += BFLOAT16 * rows * shape[1] / K
     return dict(found)
+
+
+def embeddings_of(model: nn.Module) -> frozenset[nn.Parameter]:
+    """Return the weights of the embeddings of `model`, which are found by the type of their module.
+
+    An output layer that shares the weight of an embedding has the same parameter.
+    """
+    layers = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    return frozenset(p for m in layers for p in m.parameters(recurse=False) if p.dim() == 2)

@@ -7,6 +7,7 @@ from hpcsgd.data.assignment import AsRank
 from hpcsgd.data.augment import crop_and_flip
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.convert import Summary, convert, convert_images, convert_npz, convert_pairs, convert_text
+from hpcsgd.data.drawing import Stream
 from hpcsgd.data.equal import equal_batches
 from hpcsgd.data.formats import READERS
 from hpcsgd.data.image_dataset import ImageDataset
@@ -20,7 +21,6 @@ from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlap
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Batch, Split, collate, varied
-from hpcsgd.data.stream import Stream
 from hpcsgd.data.windows import Windows
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The samples that a user's sampler draws in an epoch, the same on all ranks."""
+"""The samples that a user's sampler draws in an epoch, and datasets that are read in runs of neighbours."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 import torch.utils.data
+from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from hpcsgd.core.generators import generators_state, load_generators_state, seed_on_host
@@ -82,3 +84,20 @@ def _generators(sampler: Any) -> Iterator[torch.Generator]:
         if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
             yield generator
         sampler = getattr(sampler, "sampler", None)
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """A dataset whose samples are consecutive parts of something long, such as a text.
+
+    All batches of an epoch are whole, so that a step has the same samples for every number of ranks.
+    """
+
+    @property
+    def run_length(self) -> int:
+        """Number of neighbouring samples that are read together."""
+        ...
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """Announce that the samples `rows` will be read soon, so that the dataset can read ahead."""
+        ...

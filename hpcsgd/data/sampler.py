@@ -25,9 +25,8 @@ from hpcsgd.comm.alike import note
 from hpcsgd.core.topology import Topology
 from hpcsgd.data.arguments import digest_of, partition_text, whole_number
 from hpcsgd.data.assignment import Assignment, length_of
-from hpcsgd.data.drawing import Drawing, drawn, require_whole
+from hpcsgd.data.drawing import Drawing, Stream, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
-from hpcsgd.data.stream import Stream
 from hpcsgd.errors import UserError, count_text
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.arguments import checked
-from hpcsgd.core.embeddings import embeddings_of
+from hpcsgd.core.matrices import embeddings_of
 from hpcsgd.engine.chained import ChainedOptimizer
 from hpcsgd.engine.muon_by_rows import PERIOD
 from hpcsgd.errors import UserError

@@ -12,9 +12,9 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm.alike import require_alike
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.averager import vectors_of
-from hpcsgd.core.embeddings import embeddings_of
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.fsdp import reshard
+from hpcsgd.core.matrices import embeddings_of
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, is_due, prepare
 from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
@@ -33,9 +33,8 @@ from hpcsgd.engine.passing_through import PassingThrough
 from hpcsgd.engine.pending_params import PendingParams
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.engine.unmoved import Unmoved
 from hpcsgd.engine.with_averages import WithAverages
-from hpcsgd.engine.with_gradients import WithGradients
+from hpcsgd.engine.with_gradients import Unmoved, WithGradients
 from hpcsgd.engine.with_state import WithState
 from hpcsgd.engine.wrapping import (
     Guarded,

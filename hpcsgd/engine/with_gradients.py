@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn, optim
@@ -177,3 +177,23 @@ class WithGradients(optim.Optimizer):
         if found is not None or s.topology.has_one_group:
             return found or []
         return [slot for b in s.buckets for slot in b.slots if not slot.param.requires_grad]
+
+
+class Unmoved:
+    """Copies of some parameters from the beginning of a step, to restore them at its end.
+
+    The optimizer skips a parameter without a gradient, but averages and outer steps change the whole model.
+    They would change a frozen parameter by the difference between groups, or by an outer step's momentum.
+    """
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self._before = [(slot, slot.tensor.detach().clone()) for slot in slots]
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the values of the parameters."""
+        for slot, before in self._before:
+            slot.tensor.data.copy_(before)  # for autograd this is no write: the values are those of before

@@ -50,7 +50,7 @@ from hpcsgd.parts.averagers import (
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.schedules.in_turn import InTurn
+from hpcsgd.parts.schedules.every import InTurn
 
 PAPER = """
 @misc{xie_ensemblesync,

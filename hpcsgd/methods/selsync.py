@@ -296,6 +296,4 @@ def selsync(
             f"smoothing = {smoothing}: expected a number > 0 and ≤ 1", key="smoothing", value=smoothing
         )
     significance = Significance(float(delta), window, smoothing)
-    return Method(
-        grad_reduce=grad_reduce, schedule=significance, averager=aggregate(significance, optimizer_state)
-    )
+    return Method(grad_reduce, significance, aggregate(significance, optimizer_state))

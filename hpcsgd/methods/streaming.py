@@ -48,7 +48,7 @@ from hpcsgd.parts.averagers.fragment_sync import LEFT, FragmentSync
 from hpcsgd.parts.averagers.fragments import fragments, put_together
 from hpcsgd.parts.averagers.pending_average import PendingAverage, begin, on_own_thread, step_on_own_thread
 from hpcsgd.parts.outer_schedules.base import require_rate
-from hpcsgd.parts.schedules.in_turn import InTurn
+from hpcsgd.parts.schedules.every import InTurn
 
 log = logging.getLogger(__name__)
 

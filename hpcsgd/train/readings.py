@@ -1,4 +1,4 @@
-"""Step records that are still being gathered from all ranks."""
+"""Step records that are still being gathered from all ranks, and the error for a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hpcsgd.comm import Work
-from hpcsgd.errors import JobError
+from hpcsgd.errors import JobError, UserError
 from hpcsgd.report.step_timer import StepRecord, StepTimer
-from hpcsgd.train.divergence import diverged
 
 Tree = dict[str, Any]
 
@@ -40,3 +42,12 @@ class Readings:
             if not math.isfinite(reading.loss):  # all ranks have the same loss
                 raise JobError(diverged("loss", reading.loss, taken["step"]))
             yield taken, reading
+
+
+def require_finite(loss: Tensor, step: int) -> None:
+    if not torch.isfinite(loss):
+        raise UserError(diverged("loss", loss.item(), step))
+
+
+def diverged(what: str, value: float, step: int) -> str:
+    return f"the {what} is {value} at step {step}: try a lower learning rate or a longer warm-up"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint import Writer
-from hpcsgd.checkpoint.unfinished import remove_unfinished
+from hpcsgd.checkpoint.manifest import remove_unfinished
 from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
 from hpcsgd.core.by_rank_0 import by_rank_0

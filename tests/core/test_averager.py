@@ -25,7 +25,7 @@ from hpcsgd.methods.streaming import Streaming
 from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, QuantizedMean, ResetState, WithDistance
 from hpcsgd.parts.averagers.outer_step import NESTEROV
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.schedules.in_turn import InTurn
+from hpcsgd.parts.schedules.every import InTurn
 
 ROOT = Path(__file__).parents[2]
 WRAPPERS = {

@@ -20,7 +20,7 @@ from hpcsgd.methods.fedavg import PerEpoch
 from hpcsgd.parts.averagers import Mean
 from hpcsgd.parts.grad_reduces import AllToAll
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.schedules.in_turn import InTurn
+from hpcsgd.parts.schedules.every import InTurn
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from hpcsgd.parts.averagers import (
 from hpcsgd.parts.averagers.fragments import fragments
 from hpcsgd.parts.averagers.outer_elastic_fragments import changed_fragments
 from hpcsgd.parts.grad_reduces import Dense
-from hpcsgd.parts.schedules.in_turn import InTurn
+from hpcsgd.parts.schedules.every import InTurn
 
 LATE, DIES = 2, 1
 

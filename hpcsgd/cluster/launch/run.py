@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.checkpoint.unfinished import remove_unfinished
+from hpcsgd.checkpoint.manifest import remove_unfinished
 from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.cluster.launch.python import of_ranks
 from hpcsgd.cluster.launch.starter import starter
