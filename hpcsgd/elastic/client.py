@@ -137,7 +137,7 @@ class Client:
         """
         message = {**asdict(ballot), "progress": progress, "pace": pace}
         self._send_until_answered({"do": "vote", "generation": generation, "rounds": rounds, **message})
-        return self._outcome(generation, rounds)
+        return self.outcome(generation, rounds)
 
     def object(self, generation: int, rounds: int, why: str, blamed: int | None) -> Register:
         """Report that this rank cannot finish the round; return the register once the round has ended.
@@ -146,7 +146,12 @@ class Client:
         """
         message = {"why": why, "blamed": blamed}
         self._send_until_answered({"do": "object", "generation": generation, "rounds": rounds, **message})
-        return self._outcome(generation, rounds)
+        return self.outcome(generation, rounds)
+
+    def outcome(self, generation: int, rounds: int) -> Register:
+        """Return the register once the round after `rounds` committed rounds has ended."""
+        under_way = Phase.RUN, generation, rounds
+        return self._wait(lambda now: (now.phase, now.generation, now.rounds) != under_way)
 
     def move(self) -> None:
         """Report that this group leaves to return with more or fewer ranks; wait for the acknowledgement."""
@@ -165,10 +170,6 @@ class Client:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._connection.close()
-
-    def _outcome(self, generation: int, rounds: int) -> Register:
-        under_way = Phase.RUN, generation, rounds
-        return self._wait(lambda now: (now.phase, now.generation, now.rounds) != under_way)
 
     def _wait(self, settled: Callable[[Register], bool]) -> Register:
         with self._news:

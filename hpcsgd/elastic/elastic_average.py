@@ -46,8 +46,7 @@ class ElasticAverage:
 
     `replica_group`: the index of this group. `replica_groups`: the number of groups that were started.
     `host`: the address of this node in the job's own network. `heartbeat_timeout`: seconds without a message
-    after which a group counts as lost. `timeout`: seconds to wait for groups that are alive but do not
-    arrive.
+    after which a group counts as lost. `timeout`: seconds to wait for a coordinator.
     """
 
     def __init__(
@@ -82,16 +81,13 @@ class ElasticAverage:
         self.after = Register()
         """The register after the last committed round, with the training's position and who has samples."""
         self._vote = Vote()
-        self._due = 0
-        """The number of rounds that were committed before the next round."""
+        self._due = 0  # the number of rounds that were committed before the next round
         self._why, self._blamed = "", None
         self._late_work = LateWork(replica_group, group.rank)
         self._room = Room()
         self._alike, self._contribution = True, None
-        self._copies: list[Tensor] = []
-        """What this attempt has copied of the contribution's `shared` from another group."""
-        self._averaged: list[int] = []
-        """The indices of the tensors that this attempt averages."""
+        self._copies: list[Tensor] = []  # what this attempt has copied of the contribution's `shared`
+        self._averaged: list[int] = []  # the indices of the tensors that this attempt averages
         self.covers_all = False
         """True if the last mean was one of all parts of the model."""
         self._processes, self._lives = group.gather_objects(uuid4().hex)[0], 0
@@ -138,6 +134,10 @@ class ElasticAverage:
         with suppress(Evicted):  # an evicted group returns like any lost group
             self._client.move()
         self._group.barrier()  # the first rank that leaves ends the others, before they have reported
+
+    def wait(self) -> None:
+        """Wait until the generation has ended. Raises `Over` if the others have finished. Collective."""
+        self._agree(self._wait_for_the_end)
 
     def finish(self) -> None:
         """Report that the training is done and saved, so that lost groups do not return."""
@@ -195,6 +195,10 @@ class ElasticAverage:
                 self._blamed = self._generation.neighbour(self.index, error.side)
         return worst_of(self._group, state, unlike)
 
+    def _wait_for_the_end(self) -> None:
+        if self._client.outcome(self._generation.generation, self._due).phase is Phase.FINISHED:
+            raise Over
+
     def _look_around(self) -> None:
         """Raise `OSError` if the last round's generation, which is a fixed set of groups, has ended."""
         now = self._client.register
@@ -245,9 +249,7 @@ class ElasticAverage:
         While some groups still train there is no limit: the coordinator removes those that are too late.
         """
         complete = self._client.complete_since(self._generation.generation, self._due)
-        if complete is None:
-            return False
-        return time.monotonic() - max(since, complete) > self._heartbeat_timeout
+        return complete is not None and time.monotonic() - max(since, complete) > self._heartbeat_timeout
 
     def _spread(self, results: Sequence[Tensor]) -> None:
         """Broadcast each shard of `results` from its owner to every rank of the group. Collective."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import Communicator, PeerLost
@@ -28,9 +27,9 @@ from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.endings import Relocated
 from hpcsgd.elastic.register import Point
 from hpcsgd.engine.lr import LivingGroupsScaling
-from hpcsgd.errors import without_warnings
 from hpcsgd.report import run_folder
 from hpcsgd.train.loop import TrainLoop
+from hpcsgd.train.scheduler import fast_forward
 from hpcsgd.train.static_run import record_start
 from hpcsgd.train.stopping import Stopping, saved_at
 from hpcsgd.train.training_setup import TrainingSetup
@@ -81,7 +80,12 @@ class ElasticLoop(TrainLoop):
             else:
                 self._look_on()
         while not self._is_first():
+            elastic_average.wait()  # a round would not wait for the first group, which evaluates and saves
+            self._report(deal=(self._epoch, 0), saving=True)
             self._synchronize()
+        if self._saved_at != (self._parts.optimizer.t, self._epoch, self._cut):  # the first group was lost
+            self._evaluate(self._epoch)
+            self._save()
         return None
 
     def _train_on(self) -> None:
@@ -157,7 +161,7 @@ class ElasticLoop(TrainLoop):
                 f"the other replica groups have gone back to step {place.t} from {parts.optimizer.t}"
             )
         if parts.scheduler is not None:
-            _fast_forward(parts.scheduler, steps if self._per_step else epochs)
+            fast_forward(parts.scheduler, steps if self._per_step else epochs)
         if steps:
             self._progress.note(f"going on at step {place.t}, where the others are")
         parts.optimizer.resume_from(place.t, [{} for _ in parts.optimizer.param_groups], None)
@@ -289,9 +293,3 @@ def living_of(schedule: LrScheduleSection, parts: TrainingSetup) -> LivingGroups
     if schedule.scale_with == "started":
         return None
     return LivingGroupsScaling(parts.warm_up, schedule.scaling)
-
-
-def _fast_forward(scheduler: LRScheduler, times: int) -> None:
-    with without_warnings():  # torch warns of a missing `optimizer.step()`: other groups made these steps
-        for _ in range(times):
-            scheduler.step()

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd import torch_private
 from hpcsgd.config.schema import LrScheduleSection
-from hpcsgd.errors import JobError
+from hpcsgd.errors import JobError, without_warnings
 from hpcsgd.train.lr_schedule import scheduler_arguments
 from hpcsgd.train.training_setup import TrainingSetup
 
@@ -92,3 +92,10 @@ def _hold_to(scheduler: LRScheduler, changed: Mapping[str, float]) -> None:
     for group, lr in zip(scheduler.optimizer.param_groups, rates(), strict=True):
         group["lr"] = lr
     log.info("[lr_schedule] arguments: %s: rates are as if it had been so from the start", reported)
+
+
+def fast_forward(scheduler: LRScheduler, times: int) -> None:
+    """Go on `times` steps of the schedule, which other groups have made."""
+    with without_warnings():  # torch warns of a missing `optimizer.step()`
+        for _ in range(times):
+            scheduler.step()

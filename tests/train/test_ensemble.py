@@ -27,6 +27,7 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import ensemble_sync, hierarchical
 from hpcsgd.report.summary import of_kind, summary
+from hpcsgd.train.evaluation import Score, evaluate
 from hpcsgd.train.run import setting_of
 from hpcsgd.train.static_run import StaticLoop
 from hpcsgd.train.training_setup import TrainingSetup, assemble
@@ -328,6 +329,61 @@ def test_an_epoch_of_overlapping_shares_goes_on_with_fewer_groups(
     with desk.coordinator(1) as at:
         (rest,) = World(at, job_file, tmp_path / "checkpoints", words).live(0, 2)
     assert (len(one.seen[0]), len(rest.seen[0])) == (12 * 4, TRAIN - 12 * 4)
+
+
+def last_evaluation(monkeypatch: pytest.MonkeyPatch, begun: Callable[[], None]) -> None:
+    """Call `begun` when the group 0 begins to evaluate after the last of 12 steps."""
+
+    def evaluated(parts: TrainingSetup) -> Score:
+        if (parts.optimizer.topology.replica_groups.index, parts.optimizer.t) == (0, 12):
+            begun()
+        return evaluate(parts)
+
+    monkeypatch.setattr("hpcsgd.train.loop.evaluate", evaluated)
+
+
+ONE_EPOCH = ["--training.epochs", "1"]
+
+
+def test_no_round_begins_while_the_first_group_evaluates_and_saves(
+    job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round would end without that group, where the others are a quorum."""
+    waiting, wait = threading.Event(), ElasticAverage.wait
+
+    def waits(average: ElasticAverage) -> None:
+        waiting.set()
+        wait(average)
+
+    def begun() -> None:
+        assert waiting.wait(60)
+        assert not at._arrivals.have_begun(at.register)
+
+    monkeypatch.setattr(ElasticAverage, "wait", waits)
+    last_evaluation(monkeypatch, begun)
+    with desk.coordinator(2, quorum=1, grace=0.1) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ONE_EPOCH)
+        (one,), (other,) = at_once(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    assert [len(of_kind(life.records, "eval")) for life in (one, other)] == [1, 0]
+    assert (one.over, other.over) == (False, True)
+
+
+def test_if_the_first_group_dies_while_it_evaluates_the_next_one_evaluates_and_saves(
+    job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        raise Died
+
+    def dying() -> None:
+        with pytest.raises(Died):
+            world.live(0, 2)
+
+    last_evaluation(monkeypatch, die)
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ONE_EPOCH)
+        _, (last,) = at_once(dying, lambda: world.live(1, 2))
+    assert [record["step"] for record in of_kind(last.records, "eval")] == [12]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step*")] == ["step-00000012"]
 
 
 def test_synchronizations_at_the_ends_of_epochs_are_recorded(
