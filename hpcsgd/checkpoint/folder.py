@@ -75,6 +75,11 @@ class Checkpoints:
                 shutil.rmtree(hidden, ignore_errors=True)
             raise
 
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of `step`."""
+        if self._job.rank == 0:
+            shutil.rmtree(self._folder / title(step), ignore_errors=True)
+
     def claim(self) -> None:
         """Lock other jobs out of the folder until this process ends; only rank 0 calls this.
 

@@ -43,3 +43,8 @@ class Writer:
             except PeerLost:
                 if not self._checkpoints.writing:
                     raise
+
+    def remove(self, step: int) -> None:
+        """Finish the pending checkpoint, and remove the one of `step`."""
+        self.finish()
+        self._checkpoints.remove(step)

@@ -63,7 +63,8 @@ class Metrics:
         `UserError` if all lines are damaged.
         """
         path.touch()
-        _cut(path, resumed_step)
+        self.evaluated_at = _cut(path, resumed_step)
+        """The step of the last evaluation among the records that were kept, or None."""
         self._path, self._file = path, path.open("ab", buffering=0)
         self._also = also
         self.failure: OSError | None = None
@@ -168,12 +169,12 @@ def stream(path: Path) -> Iterator[Record]:
     return (record for _, record in _records(path))
 
 
-def _cut(path: Path, step: int) -> None:
+def _cut(path: Path, step: int) -> int | None:
     """Remove the records of steps after `step`, and before them lines that are damaged, with one warning.
 
-    Raises `UserError` if all lines are damaged.
+    Return the step of the last evaluation that is left. Raises `UserError` if all lines are damaged.
     """
-    size, found, damaged = 0, False, list[int]()
+    size, found, damaged, evaluated_at = 0, False, list[int](), None
     for number, (end, record) in enumerate(_lines(path), start=1):
         if isinstance(record, ValueError):
             damaged.append(number)
@@ -182,6 +183,7 @@ def _cut(path: Path, step: int) -> None:
         if record["step"] > step:
             break
         size = end
+        evaluated_at = record["step"] if record["kind"] == "eval" else evaluated_at
     if damaged and not found:
         next(_records(path))  # raises
     os.truncate(path, size)
@@ -189,6 +191,7 @@ def _cut(path: Path, step: int) -> None:
         lost, first = count_text(len(damaged), "line"), damaged[0]
         log.warning("%s:%d: not a metrics record: removed %s to go on", path, first, lost)
         _rewrite(path, without=set(damaged))
+    return evaluated_at
 
 
 def _rewrite(path: Path, without: Collection[int]) -> None:

@@ -140,6 +140,8 @@ class ElasticLoop(TrainLoop):
             return not self.elastic_average.leaving
         if (place.t, place.as_assigned) == (t, (self._epoch + 1, 0)) and self._assigned != (-1, 0):
             self._close_epoch()
+            self._evaluate()
+            self._save_epoch()
             self._take_share()
             if self._epoch < self._parts.length.epochs and self._moving():
                 self._move()

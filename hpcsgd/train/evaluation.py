@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm import phase
+from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import TrainingSetup
 
@@ -33,7 +34,11 @@ class Score:
 
 @torch.no_grad()
 def evaluate(parts: TrainingSetup) -> Score:
-    """Return the score of the mean of all groups' models and batch-norm statistics; collective."""
+    """Return the score of the mean of all groups' models and batch-norm statistics; collective.
+
+    The random generators are afterwards as before, so that training does not depend on evaluations.
+    """
+    generators = generators_state(parts.device)
     started = time.perf_counter()
     world, task = parts.optimizer.topology.world, parts.task
     total = torch.zeros(task.tallied, dtype=torch.float64, device=parts.device)
@@ -46,6 +51,7 @@ def evaluate(parts: TrainingSetup) -> Score:
             with parts.precision.computing():
                 total += task.tally(parts.model(x), y)
         parts.model.train()
+    load_generators_state(generators, parts.device)
     sums = total.cpu()
     with phase("eval"):
         world.allreduce(sums).wait()

@@ -51,6 +51,7 @@ class TrainLoop(RecordingLoop, ABC):
         self._checkpoints = checkpoints
         self._cut = False  # the run has ended within an epoch, and has reported this epoch's results so far
         self._saved_at = (-1, -1, False)  # step, epoch and `_cut` of the last checkpoint
+        self._to_evaluate: int | None = None  # the number of the epoch that has ended, if that is still due
         self._scaled_for = parts.optimizer.topology.total_groups  # groups that learning rates are scaled for
         self._pass_size: int | None = None  # samples of a pass, if a batch is split into passes
         self.tracer: Tracer = Untraced()
@@ -62,6 +63,7 @@ class TrainLoop(RecordingLoop, ABC):
         self._epoch_sums = shared["epoch_sums"]
         self._cut = shared.get("cut", False)
         self._saved_at = parts.optimizer.t, self._epoch, self._cut
+        self._to_evaluate = shared.get("to_evaluate")
         self._scaled_for = shared.get("scaled_for", self._scaled_for)
         resume_shared(parts, shared)
         self._expected = resume_schedule(parts, self._schedule, self._epoch, shared, own)
@@ -154,10 +156,12 @@ class TrainLoop(RecordingLoop, ABC):
         self._cut = cut
         if not cut:
             self._begin_epoch(number)
-        last = self._over()
-        if number % self._config.eval_every_epochs == 0 or last:
-            self._evaluate(number)
-        if self._config.checkpoint_every_steps is None or self._checkpoint_due() or last:
+        if number % self._config.eval_every_epochs == 0 or self._over():
+            self._to_evaluate = number
+
+    def _save_epoch(self) -> None:
+        """Save the epoch that has ended, if that is due."""
+        if self._config.checkpoint_every_steps is None or self._checkpoint_due() or self._over():
             self._save()
 
     def _begin_epoch(self, number: int) -> None:
@@ -181,16 +185,21 @@ class TrainLoop(RecordingLoop, ABC):
         every = self._config.checkpoint_every_steps
         return every is not None and (self._parts.optimizer.t + after) % every == 0
 
-    def _evaluate(self, epoch: int) -> None:
-        if not self._stands_for_all():
+    def _evaluate(self) -> None:
+        """Evaluate the epoch that has ended, if that is due."""
+        epoch, self._to_evaluate = self._to_evaluate, None
+        if epoch is None or not self._stands_for_all():
             return
         with self.tracer.span("eval"):
             score = evaluate(self._parts)
+        t = self._parts.optimizer.t
         if not math.isfinite(score.loss):  # the same on all ranks
-            raise JobError(diverged("test loss", score.loss, self._parts.optimizer.t))
+            if self._saved_at[0] == t:
+                self._checkpoints.remove(t)  # a run that goes on would do so with this model
+            raise JobError(diverged("test loss", score.loss, t))
         if self.metrics is not None:
             self.metrics.evaluation(
-                step=self._parts.optimizer.t, epoch=epoch, loss=score.loss, distance=score.distance,
+                step=t, epoch=epoch, loss=score.loss, distance=score.distance,
                 seconds=score.seconds, **score.figures,
             )  # fmt: skip
         self._progress.note(
@@ -211,6 +220,7 @@ class TrainLoop(RecordingLoop, ABC):
             "epoch": self._epoch,
             "cut": self._cut,
             "epoch_sums": self._epoch_sums,
+            "to_evaluate": self._to_evaluate,
             "scaled_for": self._scaled_for,
             "length": {"asked": parts.length.expected, "expected": self._expected},
             **shared_state(parts),

@@ -49,13 +49,14 @@ class RecordingLoop(ABC):
         self.metrics: Metrics | None = None
         self.monitor: DistanceMonitor | None = None
 
-    def _reason_to_stop(self) -> str | None:
+    def _reason_to_stop(self, *, at_once: bool = False) -> str | None:
         """Return the reason to stop, as text, or None; all ranks call this after each step.
 
-        Raises `JobError` on all ranks if rank 0 cannot write metrics.
+        With `at_once`, ranks wait for each other, and no reason that one has now is left for later. Raises
+        `JobError` on all ranks if rank 0 cannot write metrics.
         """
         self._stopping.has_failed = self.metrics is not None and self.metrics.failure is not None
-        reason = self._stopping.now()
+        reason = self._stopping.at_once() if at_once else self._stopping.now()
         if reason == FAILED:
             self._require_metrics()
         return reason

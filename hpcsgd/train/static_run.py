@@ -28,6 +28,8 @@ class StaticLoop(TrainLoop):
     """A training loop that runs one epoch after the other."""
 
     def _train_epochs(self) -> str | None:
+        if (reason := self._evaluate_missing()) is not None:
+            return reason
         while not self._over():
             if (reason := self._finish_epoch()) is not None:
                 return reason
@@ -46,7 +48,30 @@ class StaticLoop(TrainLoop):
                 self._read_meter()
                 return reason
         self._close_epoch(cut=len(self._parts.batches) > 0)
-        return None
+        self._save_epoch()
+        return self._evaluate_if_time()
+
+    def _evaluate_missing(self) -> str | None:
+        """Evaluate the epoch that ends at the loaded checkpoint, if its result is not recorded."""
+        if self._to_evaluate is None:
+            return None
+        recorded = self.metrics is not None and self.metrics.evaluated_at == self._parts.optimizer.t
+        if any(self._parts.optimizer.topology.world.gather_objects(recorded)):
+            self._to_evaluate = None
+        return self._evaluate_if_time()
+
+    def _evaluate_if_time(self) -> str | None:
+        """Evaluate if that is due, and return the reason to stop before or after it, or None.
+
+        An evaluation may take longer than the time that is left after a signal. A run that has stopped before
+        it, or was killed in it, goes on from the checkpoint of before with this evaluation.
+        """
+        if self._to_evaluate is None:
+            return None
+        if (reason := self._reason_to_stop(at_once=True)) is not None:
+            return reason
+        self._evaluate()
+        return None if self._over() else self._reason_to_stop(at_once=True)
 
 
 def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -> None:

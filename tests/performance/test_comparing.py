@@ -65,6 +65,9 @@ class Stopping:
         r.count_servers()
         return "enough" if r.left == 0 else None
 
+    def at_once(self) -> str | None:
+        return None
+
 
 def compare(
     job_file: Path,

@@ -43,16 +43,23 @@ class Never:
     def now(self) -> str | None:
         return None
 
+    def at_once(self) -> str | None:
+        return None
+
 
 class Interruption:
-    """A stand-in for `Stopping` that calls `what` after one step."""
+    """A stand-in for `Stopping` that calls `what` after one step, or at one check around an evaluation."""
 
-    def __init__(self, parts: TrainingSetup, step: int, what: Callable[[int], str]) -> None:
-        self._parts, self._step, self._what = parts, step, what
+    def __init__(self, parts: TrainingSetup, step: int, what: Callable[[int], str], check: int) -> None:
+        self._parts, self._step, self._what, self._checks = parts, step, what, check
 
     def now(self) -> str | None:
         t = self._parts.optimizer.t
         return self._what(t) if t == self._step else None
+
+    def at_once(self) -> str | None:
+        self._checks -= 1
+        return self._what(self._parts.optimizer.t) if self._checks == 0 else None
 
 
 def train(
@@ -61,15 +68,20 @@ def train(
     *options: str,
     n: int = 1,
     at: int = -1,
+    check: int = 0,
     what: Callable[[int], str] = stopped,
     resume: bool = False,
 ) -> list[str | None]:
-    """Train like the command, but on `n` threads, and return the reasons for stopping."""
+    """Train like the command, but on `n` threads, and return the reasons for stopping.
+
+    `what` is called after step `at`, and at check number `check`, counted from 1: there is one before each
+    evaluation, and one after it.
+    """
 
     def one(world: Communicator) -> str | None:
         config = load(job_file, [*options, "--run.output_dir", str(folder)])
         parts = assemble(config, form(world, config.parallel.groups), job_file.name)
-        interruption: Any = Interruption(parts, at, what)
+        interruption: Any = Interruption(parts, at, what, check)
         with ExitStack() as files:
             setting, control = StaticRun(config, parts.optimizer.topology), world.dup_with_thread()
             try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.comm import Communicator
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import ImageDataset
@@ -137,6 +138,19 @@ def test_every_sample_counts_once(
     different, times = tested.unique(dim=0, return_counts=True)
     assert torch.equal(different, samples.unique(dim=0))
     assert times.tolist() == [1] * count
+
+
+def test_random_numbers_of_an_evaluation_do_not_change_training(job_file: Path) -> None:
+    """A run that goes on after an evaluation, and one that makes up for it, have the same numbers."""
+
+    def draws(world: Communicator) -> bool:
+        parts = parts_of(world, job_file, 1)
+        parts.model.register_forward_hook(lambda *_: drawn.append(random.random() + torch.rand(()).item()))
+        state, drawn = (random.getstate(), torch.get_rng_state()), list[float]()
+        evaluate(parts)
+        return bool(drawn) and random.getstate() == state[0] and torch.equal(torch.get_rng_state(), state[1])
+
+    assert threads.run(1, draws) == [True]
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,51 @@ def test_killed_in_an_evaluation(
         patch.setattr("hpcsgd.train.loop.evaluate", killed)
         train(job_file, tmp_path, *options)
     train(job_file, tmp_path, *options, resume=True)
+    assert_same_outcome(tmp_path, whole)
+
+
+def saved_steps(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.parametrize(("check", "epochs", "step"), [(1, [], 4), (2, [1], 4), (3, [1], 8)])
+def test_stopped_around_an_evaluation(
+    job_file: Path, whole: Path, tmp_path: Path, check: int, epochs: list[int], step: int, every: int | None
+) -> None:
+    """The epoch is saved, and evaluated once: by the run that goes on, if this one had to stop before."""
+    options = [] if every is None else ["--training.checkpoint_every_steps", str(every)]
+    assert train(job_file, tmp_path, *options, check=check) == ["enough"]
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records if record["kind"] == "eval"] == epochs
+    assert saved_steps(tmp_path)[-1] == f"step-0000000{step}"
+    assert not (tmp_path / "model.pt").exists()
+    assert train(job_file, tmp_path, *options, resume=True) == [None]
+    assert_same_outcome(tmp_path, whole)
+
+
+def test_stopped_again_before_the_evaluation_is_made_up_for(
+    job_file: Path, whole: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        assert train(job_file, tmp_path, check=1, resume=True) == ["enough"]
+    assert train(job_file, tmp_path, check=1, at=5, resume=True) == ["enough"]
+    assert train(job_file, tmp_path, resume=True) == [None]
+    assert_same_outcome(tmp_path, whole)
+
+
+def test_killed_in_an_evaluation_the_epoch_is_not_lost(
+    job_file: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a job whose evaluation takes longer than its notice would train this epoch again for ever."""
+    for step in (4, 8):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr("hpcsgd.train.loop.evaluate", killed)
+            train(job_file, tmp_path, resume=True)
+        assert saved_steps(tmp_path)[-1] == f"step-0000000{step}"
+        if step == 4:
+            assert train(job_file, tmp_path, at=5, resume=True) == ["enough"]
+    assert train(job_file, tmp_path, resume=True) == [None]
     assert_same_outcome(tmp_path, whole)
 
 

@@ -48,6 +48,9 @@ class NoStop:
     def now(self) -> None:
         return None
 
+    def at_once(self) -> None:
+        return None
+
 
 def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[str, Any]]:
     """Return the metrics of a run on `n` threads, in order of steps."""

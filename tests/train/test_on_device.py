@@ -53,6 +53,9 @@ class StopsAfter:
             self._left -= 1
         return "enough" if self._left == 0 else None
 
+    def at_once(self) -> str | None:
+        return None
+
 
 def train(
     job_file: Path,

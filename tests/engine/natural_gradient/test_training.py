@@ -55,6 +55,9 @@ class StopAt:
     def now(self) -> str | None:
         return "enough" if self._parts.optimizer.t == self._step else None
 
+    def at_once(self) -> str | None:
+        return None
+
 
 def train(
     job_file: Path, folder: Path, words: str, *, n: int = 1, at: int = 0, resume: bool = False
