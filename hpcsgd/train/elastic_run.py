@@ -142,12 +142,12 @@ class ElasticLoop(TrainLoop):
             self._close_epoch()
             self._evaluate()
             self._save_epoch()
-            self._take_share()
-            if self._epoch < self._parts.length.epochs and self._moving():
-                self._move()
         else:
             self._go_to(place)
-            self._take_share()
+        self._take_share()
+        begins = place == self.elastic_average.after.assigned_at and place.as_assigned == (self._epoch, 0)
+        if begins and self._epoch < self._parts.length.epochs and self._moving():
+            self._move()
         return False
 
     def _go_to(self, place: Point) -> None:
@@ -216,6 +216,7 @@ class ElasticLoop(TrainLoop):
     def _move(self) -> None:
         """Save. Groups with a new number of ranks leave to be restarted; the others wait for their return."""
         moving = self._moving()
+        self._report(deal=self._assigned)  # a group without samples has reported another position
         self._save()
         self._checkpoints.finish()
         self._parts.optimizer.average_models()

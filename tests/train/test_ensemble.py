@@ -527,3 +527,39 @@ def test_a_group_that_is_given_other_ranks_is_not_lost(job_file: Path, tmp_path:
         at_once(lambda: lives(0, 2, 0.04), lambda: lives(1, 1, 0.3))
     assert dict(at.register.units) == {0: 1, 1: 2}
     assert not lost(desk)
+
+
+@pytest.mark.slow
+def test_a_group_that_had_no_samples_is_given_other_ranks_at_the_start_of_an_epoch(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    """It joins in epoch 0, and both groups move before epoch 1."""
+    begun = threading.Event()
+    words = ["--rebalance.resource", "ranks", "--training.epochs", "2", *NO_NORM]
+
+    def wait(t: int) -> None:
+        begun.set()
+        if t == 2:
+            wait_for(lambda: 1 in at.membership.expected)
+
+    def lives(replica_group: int, work: float) -> list[Life]:
+        went, ranks = list[Life](), 2
+        while True:
+            try:
+                world.live(replica_group, 2, ranks, work=work, went=went, before_step=wait)
+                return went
+            except Relocated:
+                ranks = dict(at.register.units)[replica_group]
+
+    def late() -> list[Life]:
+        assert begun.wait(100)
+        return lives(1, 0.3)
+
+    allots = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=2)
+    with desk.coordinator(1, budget=allots) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        fast, slow = at_once(lambda: lives(0, 0.04), late)
+    assert (len(fast), len(slow)) == (2 + 1, 2 + 3)
+    assert_same(fast[-1].model, slow[-1].model)
+    assert not any(life.seen for life in slow[:2])
+    assert sorted(row for life in (*fast, *slow) for row in life.seen.get(1, [])) == list(range(TRAIN))
