@@ -205,7 +205,7 @@ class Coordinator:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, replica_group: int, message: Mapping[str, Any]) -> None:
-        """Abort the round; if two groups fail to reach each other twice, remove the one of higher number."""
+        """Abort the round; if two groups fail to reach each other twice, remove the `lesser` one."""
         log.info("replica group %d objects to round %d: %s", replica_group, message["rounds"], message["why"])
         pair = frozenset({replica_group, message["blamed"]})
         self.membership.object(replica_group, message["generation"], message["rounds"])
@@ -213,9 +213,8 @@ class Coordinator:
             self._quarrels[pair] += 1
             if self._quarrels[pair] > 1:  # otherwise all rounds would fail: both reach only the coordinator
                 del self._quarrels[pair]
-                self._lose(
-                    max(pair), Loss.CUT, f"replica groups {min(pair)} and {max(pair)} do not reach each other"
-                )
+                why = f"replica groups {min(pair)} and {max(pair)} do not reach each other"
+                self._lose(self.membership.lesser(pair), Loss.CUT, why)
 
     def _allot(self) -> None:
         """Rebalance the groups' resources, if there is a budget and samples have just been assigned."""

@@ -7,7 +7,7 @@ terms.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hpcsgd.elastic.register import Member, Phase, Register, Vote
@@ -155,6 +155,11 @@ class Membership:
         newest = {i for i, rounds in held.items() if rounds == most}
         came = self._came() or self._complete()
         return came & (newest & set(self.register.sharing) or newest)
+
+    def lesser(self, replica_groups: Iterable[int]) -> int:
+        """Return the group that has missed most rounds; of several the one of highest number."""
+        held = {member.replica_group: self.register.rounds_of(member) for member in self.register.members}
+        return min(replica_groups, key=lambda replica_group: (held.get(replica_group, 0), -replica_group))
 
     def wait_no_longer(self) -> None:
         """Close an open register with the groups that have asked to join, if some of them are `ready`."""

@@ -197,6 +197,25 @@ def test_an_open_register_closes_without_a_group_that_is_too_late(desk: Desk, qu
         assert first.result(60).replica_groups == (0,)
 
 
+def test_of_two_that_do_not_reach_each_other_the_one_that_missed_rounds_is_cut(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        clients = [desk.client(at.address, replica_group) for replica_group in (0, 1)]
+        now = come(*clients)
+        at_once(*(partial(vote, client, now) for client in clients))
+        clients[0].close()
+        wait_for(lambda: at.register.phase is Phase.OPEN)
+        back = desk.client(at.address, 0, life="second.1")
+        for _ in range(2):
+            returns = later(lambda: back.come("nowhere:1", 0))
+            wait_for(lambda: 0 in at.membership.expected)
+            now = clients[1].come("nowhere:1", 1)
+            assert returns.result(60).up_to_date == (1,)
+            clients[1].object(now.generation, now.rounds, "a test", 0)
+        assert clients[1].come("nowhere:1", 1).replica_groups == (1,)
+    lost = [(event["replica_group"], event["kind"]) for event in desk.events() if event["event"] == "lost"]
+    assert (0, "cut") in lost
+
+
 def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
     with desk.coordinator(1) as at:
         old = desk.client(at.address, 0)
