@@ -21,6 +21,11 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "if addend is not None and ((came + (added * size)) >= _BLOCK or came == len(incoming)):",
     ): "it adds in smaller blocks, which gives the same bits",
     (
+        "hpcsgd/comm/ring.py",
+        "count = max(math.ceil(x.numel() / P / SEGMENT), 1)",
+        "count = max(math.ceil((x.numel() * P) / SEGMENT), 1)",
+    ): "a long vector travels in more and smaller segments, which gives the same bits",
+    (
         "hpcsgd/data/formats/streams.py",
         "BLOCK = 1 << 20",
         "BLOCK = 1 << 21",

@@ -90,7 +90,7 @@ def _write(target: Path, runs: Sequence[Run], every: int = 0) -> None:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error
 
 
-def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> str:
+def render(runs: Sequence[Run], every: int, points: int) -> str:
     """Return the page, with about `points` points in its plots."""
     from jinja2 import Environment, StrictUndefined
 
