@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from hpcsgd.core.elements import as_elements, as_reals, require_alike, shaped
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.fsdp import is_fsdp, local
+from hpcsgd.engine.initial_state import in_memory_order
 from hpcsgd.engine.master import Master, needs_master
-from hpcsgd.engine.memory_order import in_memory_order
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.fsdp import is_fsdp, local
 from hpcsgd.engine.fresh_state import WithFreshState
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
+from hpcsgd.engine.initial_state import has_every_element, in_memory_order, like
 from hpcsgd.engine.inside import (
     forget_tensors,
     load_own_state,
@@ -31,7 +32,6 @@ from hpcsgd.engine.inside import (
     with_own_state,
 )
 from hpcsgd.engine.master import MASTER
-from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.engine.muon_by_rows import muon_by_rows
 from hpcsgd.engine.optimizer_param import OptimizerParam, place_in
 from hpcsgd.engine.state_of_parts import Part, Place, RangeState, StateOfParts

@@ -84,7 +84,8 @@ class ElasticLoop(TrainLoop):
             self._report(deal=(self._epoch, 0), saving=True)
             self._synchronize()
         if self._saved_at != (self._parts.optimizer.t, self._epoch, self._cut):  # the first group was lost
-            self._evaluate(self._epoch)
+            self._to_evaluate = self._epoch
+            self._evaluate()
             self._save()
         return None
 

@@ -18,8 +18,7 @@ from hpcsgd.report.figures import written
 from hpcsgd.report.progress import Progress
 from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.passes import backward
-from hpcsgd.train.readings import diverged
-from hpcsgd.train.recording import RecordingLoop, no_sums
+from hpcsgd.train.recording import RecordingLoop, diverged, no_sums
 from hpcsgd.train.scheduler import resume_schedule
 from hpcsgd.train.setup_state import own_state, resume_own, resume_shared, shared_state
 from hpcsgd.train.stopping import Stopping

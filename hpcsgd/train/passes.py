@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpcsgd.train.readings import require_finite
+from hpcsgd.train.recording import require_finite
 from hpcsgd.train.tracing import Tracer
 from hpcsgd.train.training_setup import TrainingSetup
 

@@ -1,5 +1,6 @@
-"""The schedules with a synchronization after every I-th step, of the model or of its fragments in turn, and
-with none.
+"""The schedules of synchronizations at a fixed interval, and of none.
+
+After every I-th step groups synchronize the model, or one after the other its fragments.
 """
 
 from __future__ import annotations
