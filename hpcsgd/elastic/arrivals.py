@@ -29,10 +29,12 @@ class Arrivals:
         self._enough_since = self._ready_since = None
 
     def suffice(self, now: Register, ready: int, clock: float, since: float) -> bool:
-        """Return True if the open register `now` waits for no further group; call it again and again.
+        """Return whether the open register `now` should close without the groups that have not come yet.
 
-        `ready` groups have asked to join and count. It waits for others as long as a round does, but for all
-        groups, whatever the quorum, before the first round. `since` is the clock of the last change.
+        The coordinator calls this again and again. `ready` is the number of groups that have asked to join
+        and whose parameters count; the limits are those of a round, and begin with the first of these groups.
+        Before the first round the quorum does not apply, so that groups that start slowly are not left out.
+        `clock` is the time now, and `since` that of the last change of the register.
         """
         if not ready:
             self._enough_since = self._ready_since = None

@@ -4,8 +4,8 @@ A. Al Asif, P. Diem, J. P. Muñoz, F. Wolf, A. Jannesari, A. Mazaheri: HeLoCo: E
 low-communication training under data and device heterogeneity, 2026 (arXiv:2606.00271). We read its abstract
 and a summary of its equations, not the paper. A group reads the server's model θ, trains H steps to w, and
 sends the pseudo-gradient Δ = θ − w for the θ that it has read. Meanwhile others have changed the server's
-model, and Δ may point against the way it takes, which is that of the server's momentum m (0 at first). So the
-server corrects each tensor of Δ. With c the cosine of the angle between Δ and m, and
+model, and Δ may point against the direction in which it moves, that of the server's momentum m (0 at first).
+So the server corrects each tensor of Δ. With c the cosine of the angle between Δ and m, and
 
     conf = ‖Δ‖ / (‖Δ‖ + κ·‖m‖)
 

@@ -60,7 +60,7 @@ class ElasticLoop(TrainLoop):
         self.elastic_average = elastic_average
         self._assigned = (-1, 0)
         self._sharing: tuple[int, ...] = ()
-        """The groups that have this group's assignment of samples."""
+        """The groups among which the samples were divided when this group took its share."""
         self._reason: str | None = None
         self._computed, self._steps = 0.0, 0
         """Since samples were assigned: seconds of computing, without waits for other groups, and steps."""

@@ -130,7 +130,7 @@ class TrainLoop(RecordingLoop, ABC):
             self._meter.gradient(optimizer.updating.norm.take())
             self._begin_reading()
         self._tell_readings()
-        if self._checkpoint_due() and self._left():  # at an epoch's end `_close_epoch` saves
+        if self._checkpoint_due() and self._left():  # at an epoch's end `_save_epoch` saves
             self._save()
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:

@@ -1,27 +1,15 @@
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from full_disks import full_after
 from hpcsgd.data import READERS, convert
 from hpcsgd.data.images import Block, Images
 from hpcsgd.errors import UserError
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Act as if the disk were full: no file of this process may grow beyond `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_unknown_kind(tmp_path: Path) -> None:
@@ -73,7 +61,7 @@ def test_nothing_is_left_after_an_interruption(
 
 
 def test_a_full_disk(tmp_path: Path, idx_folder: Path) -> None:
-    with largest_file(2000), pytest.raises(UserError, match=r"store.h5: cannot be written"):
+    with full_after(2000), pytest.raises(UserError, match=r"store.h5: cannot be written"):
         convert("mnist", idx_folder, tmp_path / "store.h5")
     assert [path.name for path in tmp_path.iterdir()] == ["idx"]
 
