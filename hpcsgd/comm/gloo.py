@@ -166,12 +166,14 @@ class GlooBackend(Backend):
         os._exit(code)
 
     def close(self) -> None:
-        """End the group and its threads, whatever is still in progress."""
-        group, self._group = self._group, None
+        """End the group.
+
+        A thread that receives messages from any rank ends with the process, because gloo cannot cancel a
+        receive.
+        """
+        self._group = None
         self._outbox.close(PARTING)
         self._inbox.fail(PeerLost(f"{self.name} has been closed"))
-        if group is not None:
-            group.abort()
 
     def _connected(self, connections: Connections) -> Any:
         store = distributed().PrefixStore(self._prefix, connections.client())

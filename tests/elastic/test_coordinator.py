@@ -18,7 +18,8 @@ from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unauthenticated
-from hpcsgd.elastic.register import Phase, Register, Vote
+from hpcsgd.elastic.register import Phase, Point, Register, Vote
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from in_parallel import at_once
 
 NOTHING = Vote()
@@ -78,6 +79,26 @@ def test_a_commit_tells_how_far_those_are_that_count(desk: Desk) -> None:
             (now,) = set(at_once(*votes))
     commits = [event for event in desk.events() if event["event"] == "commit"]
     assert [(event["epoch"], event["fraction"]) for event in commits] == [(2, 0.25), (0, 0.5)]
+
+
+def test_the_slow_get_more_when_samples_are_assigned_again(desk: Desk) -> None:
+    """Each rank reports its seconds per step; the slowest rank of a group counts."""
+    budget = ResourceBudget("samples", 16, min_gain=0.1, cost=0.0, epochs=10)
+    with desk.coordinator(2, budget=budget) as at:
+        clients = [
+            desk.client(at.address, 0),
+            desk.client(at.address, 1, 0, 2),
+            desk.client(at.address, 1, 1, 2),
+        ]
+        now, found = come(*clients), []
+        for place in (Point(0, 0, 0), Point(4, 1, 0)):
+            votes = [
+                partial(client.vote, now.generation, now.rounds, Vote(place), 0.0, pace)
+                for client, pace in zip(clients, (0.1, 0.3, 0.2), strict=True)
+            ]
+            (now,) = set(at_once(*votes))
+            found.append(now.units)
+    assert found == [((0, 8), (1, 8)), ((0, 4), (1, 12))]
 
 
 def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib import image
+from matplotlib.figure import Figure
 
 from hpcsgd.cli.simulate import simulate as simulate_command
 from hpcsgd.core import graphs
@@ -173,6 +175,18 @@ def test_it_is_drawn(tmp_path: Path, more: tuple[str, ...]) -> None:
     picture = image.imread(tmp_path / "job.png")
     assert picture.shape[1] > 1000
     assert picture[..., :3].std() > 0.05
+
+
+def test_the_runs_first_and_last_step_are_at_the_edges_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = list[Figure]()
+    monkeypatch.setattr(
+        "hpcsgd.performance.simulation.picture.save", lambda figure, _: figures.append(figure)
+    )
+    draw(simulate(load(EXAMPLE, SMALLER)), Path("not-written.png"))
+    steps, groups, _ = figures[0].axes
+    times = np.asarray(groups.lines[0].get_xdata())
+    for axes in (steps, groups):
+        assert axes.get_xlim() == (times.min(), times.max())
 
 
 FAILING = (
