@@ -71,7 +71,9 @@ class ElasticLoop(TrainLoop):
         elastic_average, sampler = self.elastic_average, self._parts.sampler
         self._report(deal=(self._epoch, sampler.position))
         self._synced_at = self._parts.optimizer.t  # do not record the average at the start, before any step
+        self._forget_recorded()
         self._synchronize()
+        self._evaluate()
         while self._epoch < self._parts.length.epochs:
             if elastic_average.leaving:
                 return self._reason or self._stopping.at_once() or "another replica group has to stop"
@@ -85,8 +87,8 @@ class ElasticLoop(TrainLoop):
             self._synchronize()
         if self._saved_at != (self._parts.optimizer.t, self._epoch, self._cut):  # the first group was lost
             self._to_evaluate = self._epoch
-            self._evaluate()
             self._save()
+            self._evaluate()
         return None
 
     def _train_on(self) -> None:
@@ -141,8 +143,8 @@ class ElasticLoop(TrainLoop):
             return not self.elastic_average.leaving
         if (place.t, place.as_assigned) == (t, (self._epoch + 1, 0)) and self._assigned != (-1, 0):
             self._close_epoch()
-            self._evaluate()
             self._save_epoch()
+            self._evaluate()
         else:
             self._go_to(place)
         self._take_share()
@@ -166,6 +168,7 @@ class ElasticLoop(TrainLoop):
         if parts.scheduler is not None:
             fast_forward(parts.scheduler, steps if self._per_step else epochs)
         if steps:
+            self._to_evaluate = None  # the others have done it
             self._progress.note(f"going on at step {place.t}, where the others are")
         parts.optimizer.resume_from(place.t, [{} for _ in parts.optimizer.param_groups], None)
         parts.warm_up.load_state_dict({"t": place.t})
@@ -207,12 +210,9 @@ class ElasticLoop(TrainLoop):
         """Return the indices of the groups that were assigned another number of ranks than they have."""
         if self._resource != "ranks":
             return set()
-        units, members = dict(self.elastic_average.after.units), self.elastic_average.after.members
-        return {
-            member.replica_group
-            for member in members
-            if units.get(member.replica_group, member.ranks) != member.ranks
-        }
+        after = self.elastic_average.after
+        units = dict(after.units)
+        return {m.replica_group for m in after.members if units.get(m.replica_group, m.ranks) != m.ranks}
 
     def _move(self) -> None:
         """Save. Groups with a new number of ranks leave to be restarted; the others wait for their return."""

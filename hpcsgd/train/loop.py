@@ -184,6 +184,13 @@ class TrainLoop(RecordingLoop, ABC):
         every = self._config.checkpoint_every_steps
         return every is not None and (self._parts.optimizer.t + after) % every == 0
 
+    def _forget_recorded(self) -> None:
+        """Do not evaluate the epoch that ends at the loaded checkpoint if its result is recorded already."""
+        if self._to_evaluate is not None:
+            recorded = self.metrics is not None and self.metrics.evaluated_at == self._parts.optimizer.t
+            if any(self._parts.optimizer.topology.world.gather_objects(recorded)):
+                self._to_evaluate = None
+
     def _evaluate(self) -> None:
         """Evaluate the epoch that has ended, if that is due."""
         epoch, self._to_evaluate = self._to_evaluate, None

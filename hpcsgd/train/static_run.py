@@ -28,7 +28,8 @@ class StaticLoop(TrainLoop):
     """A training loop that runs one epoch after the other."""
 
     def _train_epochs(self) -> str | None:
-        if (reason := self._evaluate_missing()) is not None:
+        self._forget_recorded()
+        if (reason := self._evaluate_if_time()) is not None:
             return reason
         while not self._over():
             if (reason := self._finish_epoch()) is not None:
@@ -49,15 +50,6 @@ class StaticLoop(TrainLoop):
                 return reason
         self._close_epoch(cut=len(self._parts.batches) > 0)
         self._save_epoch()
-        return self._evaluate_if_time()
-
-    def _evaluate_missing(self) -> str | None:
-        """Evaluate the epoch that ends at the loaded checkpoint, if its result is not recorded."""
-        if self._to_evaluate is None:
-            return None
-        recorded = self.metrics is not None and self.metrics.evaluated_at == self._parts.optimizer.t
-        if any(self._parts.optimizer.topology.world.gather_objects(recorded)):
-            self._to_evaluate = None
         return self._evaluate_if_time()
 
     def _evaluate_if_time(self) -> str | None:

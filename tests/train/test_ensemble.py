@@ -386,6 +386,44 @@ def test_if_the_first_group_dies_while_it_evaluates_the_next_one_evaluates_and_s
     assert [path.name for path in (tmp_path / "checkpoints").glob("step*")] == ["step-00000012"]
 
 
+def test_groups_that_are_killed_in_an_evaluation_do_not_lose_the_epoch(
+    job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The groups that are started again make up for the evaluation, once."""
+    folder = tmp_path / "checkpoints"
+    names = ["step-00000012"]
+
+    def saved() -> bool:
+        return [path.name for path in folder.glob("step*")] == names
+
+    def killed() -> None:
+        wait_for(saved, 10)
+        raise Died
+
+    def dies_after(t: int) -> None:
+        if t == 12:
+            raise Died
+
+    def first() -> None:
+        with pytest.raises(Died):
+            world.live(0, 2)
+
+    def second() -> None:
+        with pytest.raises(Died):
+            world.live(1, 2, before_step=dies_after)
+
+    with monkeypatch.context() as patch, desk.coordinator(2) as at:
+        last_evaluation(patch, killed)
+        world = World(at, job_file, folder)
+        at_once(first, second)
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, folder)
+        (one,), (other,) = at_once(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    assert [record["step"] for record in of_kind(one.records, "eval")] == [12, 24, 36]
+    assert not of_kind(other.records, "eval")
+    assert one.steps == other.steps == 24, "the first epoch was not trained again"
+
+
 def test_synchronizations_at_the_ends_of_epochs_are_recorded(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:
