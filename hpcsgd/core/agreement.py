@@ -45,6 +45,10 @@ class Call:
     options: Callable[[], int] = int
     """Returns a checksum of the other options of all parameter groups. It is called only for a comparison."""
 
+    def at_any_step(self) -> Call:
+        """Return this call for a comparison of groups that have made their own numbers of updates."""
+        return Call(self.name, 0, optimizer=self.optimizer)
+
     def packed(self, digest: int) -> bytes:
         """Return the call, and `digest`, a checksum of other data to compare, as `SIZE` bytes."""
         rates = struct.pack(f"<{len(self.rates)}d", *self.rates)

@@ -14,6 +14,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.optional import prepare
 from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import StepContext
+from hpcsgd.core.waits import Slowest
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block, GroupModel, averaged
 from hpcsgd.engine.iterates import EVAL, TRAIN, call_each, in_train_mode, with_modes
@@ -29,7 +30,7 @@ class WithAverages:
     method: Method
     model: nn.Module
     updating: LocalUpdate
-    ready_for: Callable[[str], StepContext]
+    ready_for: Callable[..., StepContext]
     _as_wrapped: AsWrapped
     _block: Block
     _everyone: Agreement
@@ -65,10 +66,16 @@ class WithAverages:
         """Return a context in which `model` is the mean of all groups' models, or a server's; collective.
 
         The context yields D, the mean distance of the groups' models from that one. An optimizer in training
-        mode, such as Schedule-Free, is in eval mode there, and in training mode again afterwards."""
+        mode, such as Schedule-Free, is in eval mode there, and in training mode again afterwards. Groups that
+        never wait for each other, as in `async_diloco`, may have made unlike numbers of steps."""
         self._block.require_left("averaged_model()")
-        self._as_wrapped.require(self._call("averaged_model()"), self._everyone)
-        return self._block.around(self._evaluated(self.ready_for("averaged_model()")))
+        call, waits = self._call("averaged_model()"), self.method.averager.traits.waits
+        self._as_wrapped.require(call, self._everyone)
+        never_waits = isinstance(waits, Slowest) and waits.staleness is None
+        s = self.ready_for(call.name, across=not never_waits)
+        if never_waits:
+            self._everyone.reach(call.at_any_step())
+        return self._block.around(self._evaluated(s))
 
     @contextlib.contextmanager
     def _evaluated(self, s: StepContext) -> Generator[float, None, None]:

@@ -304,6 +304,45 @@ def test_time_in_which_groups_wait_for_each_other_does_not_count(run) -> None:
     assert [noted[synced[-1]] for synced, noted in ranks] == [4, 2]
 
 
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
+def test_groups_that_never_wait_evaluate_after_unlike_numbers_of_steps(run, P: int, K: int) -> None:
+    """A slow group need not make as many steps as the others, but calls that save or average need it."""
+
+    def train(world: Communicator) -> tuple[list[float], str]:
+        topology, net = form(world, P), model()
+        optimizer = DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.01), net, topology, async_diloco(EVERY)
+        )
+        for t in range(1, EVERY * (1 + 2 * topology.group_index) + 1):
+            one_step(net, optimizer, topology, t)
+        with optimizer.averaged_model():
+            evaluated = vector(net).tolist()
+        with pytest.raises(UserError) as refused:
+            optimizer.average_models()
+        return evaluated, str(refused.value)
+
+    (first, told), *others = run(P * K, train)
+    assert all(evaluated == first for evaluated, _ in others)
+    assert "after 2 updates, but rank" in told
+    assert told.split("but ")[1].startswith(f"rank {K} is in average_models() after 6 updates")
+
+
+@pytest.mark.ranks(2)
+def test_ranks_of_a_group_evaluate_after_the_same_number_of_steps(run) -> None:
+    def train(world: Communicator) -> str:
+        topology, net = form(world, 1), model()
+        optimizer = DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.01), net, topology, async_diloco(EVERY)
+        )
+        optimizer._step.t += world.rank
+        with pytest.raises(UserError) as refused, optimizer.averaged_model():
+            pass
+        return str(refused.value)
+
+    for told in run(2, train):
+        assert "averaged_model() after 0 updates, but rank 1 is in averaged_model() after 1" in told
+
+
 Resumed = tuple[Tensor, Tensor, dict[str, Any]]
 
 
