@@ -12,8 +12,9 @@ share batches of 8 windows of 128 bytes. The contestants are
 - Streaming DiLoCo with 4 bits,
 - SparseLoCo, which synchronizes every 6·P steps,
 - MuLoCo with 4 bits,
-- Pier, and
-- DiLoCo, Streaming DiLoCo and SparseLoCo with an outer schedule.
+- Pier,
+- DiLoCo, Streaming DiLoCo and SparseLoCo with an outer schedule, and
+- the first two of these with a synchronization every 16 steps.
 
 All of them train on the same tokens in the same order. Each is tried with four settings, on a seed of its
 own, and judged by text that is held out of training. With the best setting it trains on three other seeds,

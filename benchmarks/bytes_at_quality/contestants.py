@@ -17,6 +17,8 @@ from hpcsgd.parts.quantizers.base import Quantizer
 
 EVERY = 64
 """H, the number of steps from one synchronization to the next."""
+OFTEN = 16
+"""H of the contestants that synchronize four times as often."""
 EVERY_BY_GROUPS = 6
 """SparseLoCo's H divided by P, because what a rank sends per synchronization grows with P."""
 FRAGMENTS = 4
@@ -27,6 +29,7 @@ BSP, DILOCO, STREAMED = "bsp", "DiLoCo", "streamed, 4 bits"
 SPARSE, MULOCO = "SparseLoCo", "MuLoCo, 4 bits"
 SCHEDULED, PIER = "DiLoCo, schedule", "Pier"
 STREAMED_SCHEDULED, SPARSE_SCHEDULED = "streamed, 4 bits, schedule", "SparseLoCo, schedule"
+DILOCO_OFTEN, STREAMED_OFTEN = "DiLoCo, every 16", "streamed, 4 bits, every 16"
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,14 @@ def in_four_bits(s: Settings) -> hpcsgd.Method:
     return hpcsgd.diloco(EVERY, outer=nesterov(s), quantize=quantizers.int4(block=256))
 
 
-def scheduled(s: Settings, steps: int, quantize: Quantizer | None = None) -> hpcsgd.Method:
-    return hpcsgd.diloco(EVERY, outer_schedule=schedule(s, steps), quantize=quantize)
+def scheduled(
+    s: Settings, steps: int, quantize: Quantizer | None = None, every: int = EVERY
+) -> hpcsgd.Method:
+    return hpcsgd.diloco(every, outer_schedule=schedule(s, steps), quantize=quantize)
+
+
+def streamed(s: Settings, steps: int, every: int = EVERY) -> hpcsgd.Method:
+    return hpcsgd.streaming(scheduled(s, steps, quantizers.int4(block=256), every), FRAGMENTS, DELAY, BLEND)
 
 
 def scheduled_pier(s: Settings, steps: int) -> hpcsgd.Method:
@@ -137,9 +146,7 @@ CONTESTANTS: dict[str, Contestant] = {
         adamw,
     ),
     STREAMED_SCHEDULED: Contestant(
-        lambda s, _, steps: hpcsgd.streaming(
-            scheduled(s, steps, quantizers.int4(block=256)), FRAGMENTS, DELAY, BLEND
-        ),
+        lambda s, _, steps: streamed(s, steps),
         grid(lr=WITH_SCHEDULES, schedule=("muloco", "pier_cosine")),
         adamw,
     ),
@@ -148,6 +155,16 @@ CONTESTANTS: dict[str, Contestant] = {
             EVERY_BY_GROUPS * groups, outer_schedule=falling(s, steps)
         ),
         grid(lr=WITH_SCHEDULES, first_lr=(1.4, 2.0), last_lr=(1.0,)),
+        adamw,
+    ),
+    DILOCO_OFTEN: Contestant(
+        lambda s, _, steps: scheduled(s, steps, every=OFTEN),
+        grid(lr=WITH_SCHEDULES, schedule=("muloco", "pier_cosine")),
+        adamw,
+    ),
+    STREAMED_OFTEN: Contestant(
+        lambda s, _, steps: streamed(s, steps, OFTEN),
+        grid(lr=WITH_SCHEDULES, schedule=("muloco", "pier_cosine")),
         adamw,
     ),
 }

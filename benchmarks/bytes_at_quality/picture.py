@@ -16,7 +16,7 @@ from bytes_at_quality.judging import finals
 from hpcsgd.files.pictures import STYLE, save
 
 Row = dict[str, Any]
-MARKERS = "os^vDP*Xp"
+MARKERS = "os^vDP*Xph<"
 """An open marker for each contestant, because some send as many bytes as another and are as good."""
 
 
