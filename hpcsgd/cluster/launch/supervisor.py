@@ -74,7 +74,7 @@ class ReplicaGroup:
     """The number of lives, up to the last one, that followed each other without a committed round."""
     code: int | None = None
     spoke: bool = False
-    """True if the group's last line of output was shown."""
+    """True if the last output of the group was shown."""
     process: asyncio.subprocess.Process | None = None
     doomed: bool = False
     """True if the group must end, even if its process is still being started."""
@@ -208,12 +208,12 @@ class Supervisor:
             elif self._stopping:
                 group.signal(signal.SIGUSR1)
             assert group.process.stdout is not None
-            async for line in group.process.stdout:
-                output.write(line)
+            while some := await group.process.stdout.read(1 << 16):  # a line may have any length
+                output.write(some)
                 output.flush()
                 group.spoke = self._speaks(group)
                 if group.spoke:
-                    sys.stdout.buffer.write(line)
+                    sys.stdout.buffer.write(some)
                     sys.stdout.flush()
         code = await group.process.wait()
         group.kill()  # processes that mpiexec or srun may have left running

@@ -181,6 +181,19 @@ def test_who_is_being_started_is_asked_to_save(tmp_path: Path, monkeypatch: pyte
     assert asyncio.run(supervisor.run()) == STOPPED
 
 
+def test_a_line_of_output_may_have_any_length(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A progress bar is one line, which returns to its beginning at each update."""
+    program = ["sh", "-c", f"printf '%300000d\\rend' 0; exit {STOPPED}"]
+    supervisor = Supervisor(
+        {0: 1}, 1, program, tmp_path, Alone(), Over(tmp_path / "never"),
+        restarts=2, heartbeat_timeout=60, timeout=60,
+    )  # fmt: skip
+    assert asyncio.run(supervisor.run()) == STOPPED
+    written = (tmp_path / "replica_groups" / "0" / "output.log").read_bytes()
+    assert (len(written), written[-5:]) == (300_004, b"0\rend")
+    assert capfd.readouterr().out.endswith("end")
+
+
 DIES = f"""
 if invited.replica_group == 1 and life == 0:
     meetings.mean(w)
