@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hpcsgd.cluster.batch.allocation import Allocation, seconds
-from hpcsgd.cluster.batch.script import SBATCH, Directives
+from hpcsgd.cluster.batch.script import SBATCH, Directives, name_and_value
 from hpcsgd.cluster.batch.site import Site
 from hpcsgd.errors import UserError, count_text
 
@@ -144,10 +144,7 @@ def _flux_batch(order: Order) -> dict[str, str]:
         "time-limit": f"{seconds(a.time)}s",
         **{name: value for name, value in (given | {"dependency": after}).items() if value is not None},
     }
-    for option in site.flux_batch:
-        name, _, value = option.removeprefix("--").partition("=")
-        options[name] = value
-    return options
+    return options | dict(map(name_and_value, site.flux_batch))
 
 
 def _gpus_of_rank(a: Allocation) -> str | None:

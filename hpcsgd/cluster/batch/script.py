@@ -17,7 +17,10 @@ _CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode: control characters, line and par
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """The form of scheduler options in a script: each is a line of prefix, dashes, name and value."""
+    """The form of scheduler options in a script: each is a line of prefix, dashes, name and value.
+
+    Names of one letter have one dash.
+    """
 
     prefix: str
     dashes: str
@@ -29,7 +32,7 @@ class Directives:
 
     def beginning(self, name: str) -> str:
         require_writable(name)
-        return f"{self.prefix} {self.dashes}{name}"
+        return f"{self.prefix} {'-' if len(name) == 1 else self.dashes}{name}"
 
     def sets(self, name: str) -> re.Pattern[str]:
         """Return a pattern that matches the line of a script that sets the option `name`."""
@@ -37,6 +40,14 @@ class Directives:
 
     def _between(self, name: str) -> str:
         return " " if len(name) == 1 else "="
+
+
+def name_and_value(option: str) -> tuple[str, str]:
+    """Return the name and value of an option such as ``--constraint=gpu`` or ``-C gpu``."""
+    if option.startswith("-") and not option.startswith("--"):
+        return option[1:2], option[2:].strip()
+    name, _, value = option.removeprefix("--").partition("=")
+    return name, value
 
 
 def quoted(word: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hpcsgd.cluster.batch.script import name_and_value
 from hpcsgd.config.reader import read_section, read_toml
 
 PLACES = (Path(), Path("~", ".config", "hpcsgd"))
@@ -67,10 +68,7 @@ class Site:
         """Return the site's options of sbatch, by name."""
         given = {"partition": self.partition, "account": self.account}
         options = {name: value for name, value in given.items() if value is not None}
-        for option in self.sbatch:
-            name, _, value = option.removeprefix("--").partition("=")
-            options[name] = value
-        return options
+        return options | dict(map(name_and_value, self.sbatch))
 
 
 def _candidates() -> list[Path]:

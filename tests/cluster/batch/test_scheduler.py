@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import programs
-from hpcsgd.cluster.batch import Allocation, BatchJob, Site, check_training, estimate, prepare, submit
+from hpcsgd.cluster.batch import (
+    Allocation,
+    BatchJob,
+    Site,
+    by_hand,
+    check_training,
+    estimate,
+    prepare,
+    submit,
+)
 from hpcsgd.cluster.batch.scheduler import SCHEDULERS, scheduler_of
 from hpcsgd.cluster.batch.script import fill, template
 from hpcsgd.errors import UserError
@@ -76,7 +86,7 @@ def test_the_words_of_flux() -> None:
     site = {
         "partition": "long",
         "account": "us",
-        "flux_batch": ("--exclusive",),
+        "flux_batch": ("--exclusive", "-t 5m"),
         "flux_run": ("-o", "pmi=pmix"),
     }
     order = make(after="f7", scheduler="flux", **site)
@@ -93,6 +103,7 @@ def test_the_words_of_flux() -> None:
         "# flux: --bank=us",
         "# flux: --dependency=afterok:f7",
         "# flux: --exclusive",
+        "# flux: -t 5m",
     ):
         assert said.count(line) == 1, line
     values = [line.partition(" #")[0].rstrip() for line in said]
@@ -180,6 +191,11 @@ def test_submission(name: str, said: str, folder: Path, monkeypatch: pytest.Monk
     order = make(scheduler=name)
     assert "does not tell beforehand" in estimate(order)
     assert submit(order) == said
+
+
+def test_the_command_to_type_is_quoted(folder: Path) -> None:
+    order = replace(make(scheduler="pbs"), script=Path("runs/a b$(c)-train.pbs"))
+    assert shlex.split(by_hand(order)) == ["qsub", "runs/a b$(c)-train.pbs"]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)

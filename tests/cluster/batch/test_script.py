@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import programs
-from hpcsgd.cluster.batch.script import fill, template
+from hpcsgd.cluster.batch.script import SBATCH, fill, template
 from hpcsgd.errors import UserError
 
 TEXT = """#!/bin/bash
@@ -27,6 +27,11 @@ def test_options_and_values_are_replaced() -> None:
     assert text == TEXT.replace("nodes=1", "nodes=4").replace("RUN=  #", "RUN=runs/x  #").replace(
         "SRUN=()", "SRUN=(--a 'b c')"
     )
+
+
+def test_names_of_one_letter_have_one_dash() -> None:
+    lines = [SBATCH.line(name, value) for name, value in {"C": "gpu&a100", "H": "", "time": "1:00"}.items()]
+    assert lines == ["#SBATCH -C 'gpu&a100'", "#SBATCH -H", "#SBATCH --time=1:00"]
 
 
 def test_options_are_added_after_the_others() -> None:

@@ -34,6 +34,8 @@ def test_the_folder_comes_before_the_home(elsewhere: Path) -> None:
 def test_options_of_sbatch(elsewhere: Path) -> None:
     (elsewhere / "site.toml").write_text('account = "us"\nsbatch = ["--constraint=gpu", "--exclusive"]')
     assert load_site(None)[0].options() == {"account": "us", "constraint": "gpu", "exclusive": ""}
+    short = Site(partition="long", sbatch=("-C gpu&a100", "-x node[1-2]", "-H"))
+    assert short.options() == {"partition": "long", "C": "gpu&a100", "x": "node[1-2]", "H": ""}
 
 
 LAUNCHED = {
