@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def submit(order: BatchJob) -> str:
 def by_hand(order: BatchJob) -> str:
     """Return the command, as text, with which the user can submit the script."""
     words = [word for word in order.scheduler.submits if not word.startswith("-")]
-    return " ".join([*words, str(order.script)])
+    return shlex.join([*words, str(order.script)])
 
 
 def _said(*command: str) -> str:
