@@ -11,6 +11,7 @@ which uses all parameters. `CommStats` does not count torch's messages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -100,8 +101,8 @@ def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
 
 def by_muon(m: ModelLayout) -> list[CommOp]:
     """Return the all-to-alls by which Muon gets the matrices of an FSDP model whole, and sends them back."""
-    hosts = m.hosts_of_a_group
-    away = sum(a != b for a in hosts for b in hosts) / max(m.K * (m.K - 1), 1)
+    together = sum(ranks**2 for ranks in Counter(m.hosts_of_a_group).values())
+    away = (m.K**2 - together) / max(m.K * (m.K - 1), 1)
     return [
         CommOp("sendrecv", "intra_group", nbytes, PHASE, times=2 / period, off_host_fraction=away)
         for period, nbytes in m.orthogonalized.items()

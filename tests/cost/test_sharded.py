@@ -296,6 +296,12 @@ def test_rows_go_to_other_hosts(ranks_per_host: int, share: float) -> None:
     assert [x.off_host_fraction for x in by_muon(m)] == [pytest.approx(share)]
 
 
+def test_a_large_group_takes_no_quadratic_time() -> None:
+    net = Net()
+    m = replace(sizes(net, 1, 4, hpcsgd.muon(net, lr=0.01)), K=10**6, ranks_per_host=10**5)
+    assert [x.off_host_fraction for x in by_muon(m)] == [pytest.approx(0.9, rel=1e-5)]
+
+
 def test_sizes_are_those_that_torch_pads_to() -> None:
     """Each parameter's rows are cut into shards, all as large as that of shard index 0."""
     net, K = Net(), 4

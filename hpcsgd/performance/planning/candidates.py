@@ -83,6 +83,6 @@ def ranks_from(text: str) -> list[int]:
 
 def shapes(N: int, B: int, most_groups: int | None) -> Iterator[tuple[int, int]]:
     """Yield all (P, K) with P·K = N, at most `most_groups` groups, and K a divisor of the batch size B."""
-    for P in range(1, min(N, most_groups or N) + 1):
-        if N % P == 0 and B % (N // P) == 0:
-            yield P, N // P
+    for K in range(min(N, B), 0, -1):
+        if N % K == 0 and B % K == 0 and (most_groups or N) >= N // K:
+            yield N // K, K

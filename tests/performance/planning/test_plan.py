@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +17,7 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
+import programs
 from hpcsgd.cli import main
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
@@ -70,6 +73,7 @@ def test_ranks() -> None:
 def test_shapes_are_those_whose_batches_can_be_shared() -> None:
     assert list(shapes(12, 64, None)) == [(3, 4), (6, 2), (12, 1)]
     assert list(shapes(12, 64, 4)) == [(3, 4)]
+    assert list(shapes(10**15, 6, None)) == [(10**15 // 2, 2), (10**15, 1)]
 
 
 def test_the_own_method_comes_first_and_keeps_its_arguments() -> None:
@@ -338,6 +342,18 @@ def test_the_choice_is_written_and_all_else_stays(files: tuple[Path, Path]) -> N
     assert all(comment in text for comment in ("# of ours", "# of a group", "# the rest"))
     write_choice(job, 2, {"name": "bsp"})
     assert tomllib.loads(job.read_text())["method"] == {"name": "bsp"}
+
+
+def test_the_choice_is_written_as_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("# für uns\n", encoding="utf-8")
+    code = (
+        "import pathlib, sys; from hpcsgd.performance.planning.job_file import write_choice; "
+        "write_choice(pathlib.Path(sys.argv[1]), 2, {'name': 'bsp'})"
+    )
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    programs.run([sys.executable, "-c", code, str(job)], env={**os.environ, **plain})
+    assert job.read_text(encoding="utf-8").startswith("# für uns\n")
 
 
 def test_a_job_file_without_sections_is_left_alone(tmp_path: Path) -> None:
