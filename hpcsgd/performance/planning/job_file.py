@@ -43,7 +43,7 @@ def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
             f"groups = {groups} and {method['name']} there yourself"
         )
     with replacing(path) as part:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
 
 
 def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int]:

@@ -77,7 +77,7 @@ def run(
     _write(folder, ordered, why, done, {"job": str(path), "machine": str(machine_file), "measured": done})
     if scenario is not None:
         with replacing(scenario) as part:
-            part.write_text(scenario_of(ordered[0]))
+            part.write_text(scenario_of(ordered[0]), encoding="utf-8")
         print(f"written {scenario}: hpcsgd simulate {scenario}")
     if write:
         write_choice(path, ordered[0].P, ordered[0].option.table)
