@@ -22,6 +22,7 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
+    "text.parse_math": False,  # names of users may have dollar signs
 }
 """Parameters for matplotlib's `rc_context`."""
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,12 @@ def test_the_picture(
         assert drawn[0].axes[2].get_xscale() == "log"
         lines = {line.get_label(): line for line in drawn[0].axes[2].get_lines()}
         assert list(lines["bsp"].get_xdata()) == [2e6, 4e6, 6e6]  # pyright: ignore[reportArgumentType]
+
+
+def test_labels_may_have_dollar_signs(tmp_path: Path) -> None:
+    """They are no formulas, which matplotlib would refuse."""
+    plot_comparison(Comparison([replace(BSP, label="$_$"), LOCAL]), tmp_path / "compare.png")
+    assert (tmp_path / "compare.png").exists()
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
