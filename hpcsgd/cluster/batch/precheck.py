@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcsgd.cluster.batch.allocation import Allocation
 from hpcsgd.cluster.launch.run import group_sizes
-from hpcsgd.cluster.launch.supervisor import sizes
+from hpcsgd.cluster.launch.starter import sizes
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.config.variants import configs

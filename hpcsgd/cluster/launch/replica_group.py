@@ -17,8 +17,8 @@ from pathlib import Path
 from hpcsgd.cluster.launch.elected import CoordinatorElection
 from hpcsgd.cluster.launch.python import of_ranks
 from hpcsgd.cluster.launch.run import coordinator_arguments, group_sizes, report, require_sense
-from hpcsgd.cluster.launch.starter import starter
-from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
+from hpcsgd.cluster.launch.starter import sizes, starter
+from hpcsgd.cluster.launch.supervisor import Supervisor
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump, load
 from hpcsgd.elastic import event_log

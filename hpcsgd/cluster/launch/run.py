@@ -13,8 +13,8 @@ from typing import Any
 from hpcsgd.checkpoint.manifest import remove_unfinished
 from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.cluster.launch.python import of_ranks
-from hpcsgd.cluster.launch.starter import starter
-from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
+from hpcsgd.cluster.launch.starter import sizes, starter
+from hpcsgd.cluster.launch.supervisor import Supervisor
 from hpcsgd.config.schema import Config, MethodSection, load
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.waits import Living, require_quorum

@@ -17,6 +17,9 @@ from hpcsgd.elastic import addresses
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.train.job_end import slurm_job
 
+TIMEOUT = 60
+"""Seconds to wait for an answer of Slurm."""
+
 
 class Starter(Protocol):
     """A way to start the ranks of a replica group."""
@@ -31,7 +34,9 @@ class Starter(Protocol):
         """The largest number of ranks in all groups together; 0 if the environment does not say."""
         ...
 
-    def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]: ...
+    def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
+        """Return the command that starts `program` on K ranks. Raises `UserError` if it cannot start now."""
+        ...
 
 
 class Mpiexec:
@@ -112,7 +117,17 @@ class Srun:
 
 
 def _reported(*command: str) -> str:
-    done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    """Return the output of a command of Slurm. Raises `UserError` if it fails, as while Slurm restarts."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        why = (getattr(error, "stderr", None) or str(error)).strip().rpartition("\n")[2]
+        raise UserError(
+            f"{' '.join(command)}: Slurm does not tell the nodes of this job: {why}: "
+            "start again once it answers"
+        ) from error
     return done.stdout.strip()
 
 
@@ -123,3 +138,22 @@ def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> St
     if words:
         raise UserError(f"--srun {' '.join(words)}: not inside a Slurm job, so nothing is started by srun")
     return Mpiexec()
+
+
+def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
+    """Return the number of ranks of each group. Raises `UserError` if the arguments do not give it."""
+    if groups is None:
+        raise UserError("how many groups? give --groups, or groups in the [parallel] section")
+    if group_size is None:
+        if ranks and ranks % groups:
+            raise UserError(
+                f"{count_text(groups, 'group')} of {count_text(ranks, 'task')}: give a group size, or "
+                "fitting tasks"
+            )
+        group_size = ranks // groups if ranks else 1
+    if ranks and groups * group_size > ranks:
+        raise UserError(
+            f"{count_text(groups, 'group')} of {group_size} are more than the {count_text(ranks, 'task')} "
+            "of this job"
+        )
+    return [group_size] * groups

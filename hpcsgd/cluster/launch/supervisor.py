@@ -22,7 +22,7 @@ from hpcsgd.cluster.launch.starter import Starter
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.join_info import JoinInfo
 from hpcsgd.elastic.register import Phase, Register
-from hpcsgd.errors import MOVED, STOPPED, UserError, count_text
+from hpcsgd.errors import MOVED, PEER_LOST, STOPPED, UserError, count_text
 from hpcsgd.report.run_folder import replica_group_folder
 
 PAUSE = 1.0
@@ -187,6 +187,11 @@ class Supervisor:
 
     async def _live(self, group: ReplicaGroup) -> int:
         """Run one life of a group, and return its exit code."""
+        try:
+            command = self._starter.command(group.number, group.ranks, self._program)
+        except UserError as error:  # may start later, as once Slurm answers again; the others go on
+            self._say(group, f"cannot be started: {error}")
+            return PEER_LOST
         invited = JoinInfo(
             replica_group=group.number, replica_groups=self._count,
             coordinator=self._coordinator.address, token=self._coordinator.token,
@@ -198,7 +203,7 @@ class Supervisor:
         self._coordinator.note("started", **life, ranks=group.ranks)
         with (folder / LOG).open("ab") as output:
             group.process = await asyncio.create_subprocess_exec(
-                *self._starter.command(group.number, group.ranks, self._program),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **invited.to_environment()},
@@ -278,22 +283,3 @@ class Supervisor:
         if self._interrupted:
             return 128 + signal.SIGINT
         return 1 if self.fault else max(group.code or 1 for group in self.replica_groups)
-
-
-def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
-    """Return the number of ranks of each group. Raises `UserError` if the arguments do not give it."""
-    if groups is None:
-        raise UserError("how many groups? give --groups, or groups in the [parallel] section")
-    if group_size is None:
-        if ranks and ranks % groups:
-            raise UserError(
-                f"{count_text(groups, 'group')} of {count_text(ranks, 'task')}: give a group size, or "
-                "fitting tasks"
-            )
-        group_size = ranks // groups if ranks else 1
-    if ranks and groups * group_size > ranks:
-        raise UserError(
-            f"{count_text(groups, 'group')} of {group_size} are more than the {count_text(ranks, 'task')} "
-            "of this job"
-        )
-    return [group_size] * groups

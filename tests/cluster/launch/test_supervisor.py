@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import signal
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from typing import Any
 import pytest
 
 from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
-from hpcsgd.cluster.launch.starter import Mpiexec, Srun, starter
-from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
+from hpcsgd.cluster.launch.starter import Mpiexec, Srun, sizes, starter
+from hpcsgd.cluster.launch.supervisor import Supervisor
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.resource_budget import ResourceBudget
@@ -315,6 +316,38 @@ def test_zero_is_not_believed_without_the_register(tmp_path: Path) -> None:
     """`srun` returns 0 if a node was lost."""
     assert supervise(tmp_path, 1, "meetings.mean(w) if life else sys.exit(0)\nmeetings.finish()") == 0
     assert lives(tmp_path, 0) == 2
+
+
+def test_a_group_that_cannot_be_started_now_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm's controller may restart just when a group has died. The other groups go on meanwhile."""
+
+    class Busy(Alone):
+        asked = 0
+
+        def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
+            self.asked += 1
+            if self.asked == 1:
+                raise UserError("squeue: Unable to contact slurm controller")
+            return list(program)
+
+    supervisor = Supervisor(
+        {0: 1}, 1, ["sh", "-c", f"exit {STOPPED}"], tmp_path, Busy(), Over(tmp_path / "never"),
+        restarts=2, heartbeat_timeout=60, timeout=60,
+    )  # fmt: skip
+    monkeypatch.setattr("hpcsgd.cluster.launch.supervisor.PAUSE", 0.0)
+    assert asyncio.run(supervisor.run()) == STOPPED
+    assert "group 0 cannot be started: squeue: Unable to contact" in capfd.readouterr().err
+
+
+def test_slurm_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'error: Unable to contact slurm controller' >&2\nexit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(UserError, match=r"squeue .*--jobs=7.*: error: Unable to contact slurm controller: "):
+        Srun({"SLURM_NTASKS": "6", "SLURM_JOB_ID": "7"}, [])
 
 
 def test_the_sizes_of_groups() -> None:
