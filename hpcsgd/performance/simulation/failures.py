@@ -169,6 +169,15 @@ def require_few(failures: Failures, hosts: int, ranks: int) -> None:
             f"more than {MOST:,} times in all; allowed are {MOST * M / HOUR:.4g} hours",
             key=("failures", "work_hours"),
         )
+    W, C, interval = failures.work_seconds, failures.checkpoint_seconds, failures.interval_seconds
+    if interval is not None and W * (1 + C / interval) / M > MOST:
+        least = W * C / max(MOST * M - W, M)
+        raise UserError(
+            f"[failures] checkpoint_every_seconds = {interval:g}: with so many checkpoints something fails "
+            f"more than {MOST:,} times in all; allowed are {least:.4g} seconds or more",
+            key=("failures", "checkpoint_every_seconds"),
+            value=interval,
+        )
 
 
 def young(C: float, M: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation import Constant, Durations, Failures, Layout, Simulation, simulate
-from hpcsgd.performance.simulation.failures import checkpointing, daly, jobs, mean_goodput, young
+from hpcsgd.performance.simulation.failures import checkpointing, daly, jobs, mean_goodput, require_few, young
 
 HOUR = 3600.0
 
@@ -187,3 +188,11 @@ def test_what_would_never_end_is_refused(given: dict[str, Any], told: str) -> No
             layout=Layout(4, 1), compute=Constant(0.1), durations=Durations(), waits=All(period=1),
             **{"steps": 1, **given},
         )  # fmt: skip
+
+
+def test_checkpoints_that_take_forever_are_refused() -> None:
+    """Most of a job's time may be for checkpoints, in which it fails, too."""
+    failures = Failures(mtbf_seconds=10 * HOUR, checkpoint_seconds=10.0, interval_seconds=1e-9)
+    with pytest.raises(UserError, match=r"every_seconds = 1e-09: .* 100,000 times in all; allowed are 0.000"):
+        require_few(failures, 4, 4)
+    require_few(replace(failures, interval_seconds=1.0), 4, 4)
