@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import time
@@ -56,11 +57,11 @@ def _of_slurm(_: str, environ: Environ) -> float | None:
     Newer versions of Slurm set an environment variable with the end; with older ones `scontrol` reports it.
     """
     reported = environ.get("SLURM_JOB_END_TIME", "")
-    end = (
-        float(reported)
-        if reported.isdigit()
-        else slurm_end(_answer("scontrol", "show", "job", slurm_job(environ)))
-    )
+    if reported.isdigit():
+        end: float | None = float(reported)
+    else:
+        plain = {**os.environ, "SLURM_TIME_FORMAT": "standard"}  # users may have chosen another one
+        end = slurm_end(_answer("scontrol", "show", "job", slurm_job(environ), environ=plain))
     return None if end is None else end - time.time()
 
 

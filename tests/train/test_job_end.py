@@ -61,6 +61,18 @@ def test_older_versions_are_asked(
     assert seconds_left({"SLURM_JOB_ID": "4", **array}) == 50
 
 
+def test_the_users_format_of_times_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    soon = datetime.fromtimestamp(NOW + 50).isoformat()
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        f'#!/bin/sh\n[ "$SLURM_TIME_FORMAT" = standard ] && echo "EndTime={soon}" || echo "EndTime=18:30"\n'
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    assert seconds_left({"SLURM_JOB_ID": "4"}) == 50
+
+
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert seconds_left({"SLURM_JOB_ID": "4"}) is None
