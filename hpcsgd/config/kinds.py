@@ -124,7 +124,7 @@ def _fit(kind: Any, value: Any) -> Any:
         return {key: _fit(inner, item) for key, item in table.items()}
     if origin is tuple:
         return tuple(_fit(get_args(kind)[0], item) for item in _checked(plain(value), list))
-    if isinstance(value, Typed) and value.text == "none":
+    if isinstance(value, Typed) and value.text == "none" and not value.quoted:
         return None
     if len(kinds := _members(kind)) > 1:
         return _first_fit(kinds, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,25 +10,39 @@ from typing import Any
 
 from hpcsgd.errors import UserError, shortened
 
+_STRING_OR_WORD = re.compile(
+    r"""(?P<string>"(?:\\.|[^"\\])*"|'[^']*')|\b(?:true|false|nan|inf)\b(?!\s*=)""", re.IGNORECASE
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The text after a command-line flag. What the text means depends on the type of the flag's key."""
+    """The text after a command-line flag. What the text means depends on the type of the flag's key.
+
+    A text that is `quoted` was a string in a table after a flag, so it means this string.
+    """
 
     flag: str
     text: str
+    quoted: bool = False
 
     def value(self) -> Any:
         """Return the TOML value of the text (also of ``True``, ``False``), or the text if it is none."""
-        for spelling in (self.text, self.text.lower()):
+        for spelling in () if self.quoted else (self.text, _lower_words(self.text)):
             try:
-                return tomllib.loads(f"value = {spelling}")["value"]
+                (value,) = tomllib.loads(f"value = {spelling}").values()  # two lines are no value
             except (ValueError, RecursionError):
                 continue
+            return value
         return self.text
 
     def __str__(self) -> str:
         return f"{self.flag} {shortened(self.text)}"
+
+
+def _lower_words(text: str) -> str:
+    """Return `text` with the words true, false, nan and inf outside of strings in lower case."""
+    return _STRING_OR_WORD.sub(lambda match: match[0] if match["string"] else match[0].lower(), text)
 
 
 def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
@@ -49,19 +64,23 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
                 f"{typed}: it is in place of all of that section, and so of {before}, which was typed before "
                 f"it: type {typed.flag} first"
             )
-        whole = None if sections else typed.value()
-        node[key] = _each(typed.flag, whole) if isinstance(whole, dict) else typed
+        node[key] = typed if sections else opened(typed)
 
 
-def _each(flag: str, section: dict[str, Any]) -> dict[str, Any]:
-    """Return `section` with each string as if it had been typed after a flag of its own.
+def opened(value: Any) -> Any:
+    """Return the table that was typed, if `value` is one, or else `value`.
 
-    So a relative path in the section starts at the working directory, not at the job file.
+    Each string in the table is as if it had been typed after a flag of its own. So a relative path in it
+    starts at the working directory, not at the job file.
     """
-    return {
-        key: Typed(f"{flag}.{key}", value) if isinstance(value, str) else value
-        for key, value in section.items()
-    }
+    whole = value.value() if isinstance(value, Typed) else None
+    return _each(value.flag, whole) if isinstance(whole, dict) else value
+
+
+def _each(flag: str, inner: Any) -> Any:
+    if isinstance(inner, dict):
+        return {key: _each(f"{flag}.{key}", value) for key, value in inner.items()}
+    return Typed(flag, inner, quoted=True) if isinstance(inner, str) else inner
 
 
 def _typed_pairs(words: Sequence[str]) -> Iterator[Typed]:

@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hpcsgd.config.kinds import convert, expectation, without_none
-from hpcsgd.config.overrides import first_typed
+from hpcsgd.config.overrides import first_typed, opened
 from hpcsgd.errors import KeyPath, UserError, in_file, located, near_miss, shortened
 from hpcsgd.files.reading import read_text
 
@@ -121,7 +121,7 @@ class _Section:
         return {key: self.read(Any, key) for key in strangers}
 
     def _subsection(self, kind: Any, key: str) -> Any:
-        inner = self.table.get(key, {})
+        inner = opened(self.table.get(key, {}))
         if not isinstance(inner, Mapping):
             raise UserError(f"{self._given(key)}: expected a section of keys", **self._about(key))
         return read_section(kind, inner, self.file, (*self.at, key))

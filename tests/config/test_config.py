@@ -112,6 +112,33 @@ def test_braces_are_in_place_of_a_whole_section(folder: Path) -> None:
         load(Path("jobs/digits.toml"), ["--data", '{ path = "x.h5", group_batch_size = "many" }'])
 
 
+def test_a_typed_table_keeps_the_case_and_the_kind_of_its_strings(folder: Path) -> None:
+    config = loaded(
+        JOB,
+        "--run.loggers",
+        '[{ name = "wandb", project = "Mine: True", offline = True }]',
+        "--method",
+        """{ name = "My:Fn", T_max = TRUE, label = "8", part = { kind = "true", rest = 'Or' } }""",
+        "--parallel.device_backend",
+        '{ intra_group = "mpi" }',
+    )
+    assert config.run.loggers == ({"name": "wandb", "project": "Mine: True", "offline": True},)
+    arguments = {"T_max": True, "label": "8", "part": {"kind": "true", "rest": "Or"}}
+    assert config.method == MethodSection(name="My:Fn", arguments=arguments)
+    with pytest.raises(UserError, match=r"^--parallel\.groups none: expected int ≥ 1"):
+        loaded(JOB, "--parallel", '{ groups = "none" }')
+    with pytest.raises(UserError, match=r"^--training\.epochs 3"):
+        loaded(JOB, "--training.epochs", "3\nsteps = 4")
+
+
+def test_a_path_inside_a_typed_table_starts_here(folder: Path) -> None:
+    Path("jobs").mkdir()
+    Path("jobs/digits.toml").write_text(JOB)
+    typed = '{ path = "x.h5", group_batch_size = 3, arguments = { tokenizer = "t.json" } }'
+    data = load(Path("jobs/digits.toml"), ["--data", typed]).data
+    assert data.arguments == {"tokenizer": str(folder / "t.json")}
+
+
 def test_a_backend_is_asked_for_in_the_file_or_over_it(folder: Path) -> None:
     text = JOB + '[parallel]\ndevice_backend = { intra_group = "nccl" }\n'
     assert loaded(text).parallel.device_backend == DeviceBackendSection(
