@@ -11,7 +11,9 @@ A TOML file has a table for each variant, by its label, with sections as in a jo
     parallel.groups = 4
     optimizer.lr = 0.1
 
-[method] replaces the job file's section; in other sections each key replaces the job file's key.
+[method] replaces the job file's section; in other sections each key replaces the job file's key. So a table
+in a section, such as `optimizer.arguments`, is replaced as a whole in a TOML file. On the command line,
+`optimizer.arguments.momentum=0` replaces only that key.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from hpcsgd.config.overrides import overlay
+from hpcsgd.config.overrides import first_typed, opened, overlay
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, checked, read_tables
 from hpcsgd.errors import UserError, located, near_miss
@@ -45,8 +47,18 @@ class Variant:
         for name, section in self.changes.items():
             before = tables.get(name, {})
             keeps = name != "method" and isinstance(before, Mapping)
-            laid[name] = {**before, **section} if keeps else section
+            laid[name] = _merged(before, section) if keeps else section
         return laid
+
+
+def _merged(before: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `before` with the keys of `section`; tables that come from typed names with dots are merged."""
+    merged = {**before, **section}
+    for key, value in section.items():
+        inner = opened(before.get(key))
+        if isinstance(value, Mapping) and isinstance(inner, Mapping) and first_typed(value) is not None:
+            merged[key] = _merged(cast("Mapping[str, Any]", inner), cast("Mapping[str, Any]", value))
+    return merged
 
 
 def folder_name(label: str) -> str:

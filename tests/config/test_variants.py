@@ -72,6 +72,33 @@ def test_of_a_file(job: Path) -> None:
     assert (sparse.optimizer.lr, sparse.optimizer.arguments) == (0.5, {"momentum": 0.9})
 
 
+def test_a_typed_key_of_a_table_leaves_the_others(job: Path) -> None:
+    words = (
+        "--optimizer.arguments",
+        "{ momentum = 0.9, weight_decay = 1e-4 }",
+        "--parallel.device_backend.inter_group",
+        "nccl",
+        "--data.arguments.size",
+        "3",
+    )
+    text = "bsp optimizer.arguments.momentum=0 parallel.device_backend.intra_group=mpi, sgp data.arguments={}"
+    one, other = read(job, text, *words).values()
+    assert one.optimizer.arguments == {"momentum": 0, "weight_decay": 1e-4}
+    assert (one.parallel.device_backend.intra_group, one.parallel.device_backend.inter_group) == (
+        "mpi",
+        "nccl",
+    )
+    assert (one.data.arguments, other.data.arguments) == ({"size": 3}, {})
+    assert other.optimizer.arguments == {"momentum": 0.9, "weight_decay": 1e-4}
+
+
+def test_a_table_in_a_file_replaces_a_table(job: Path) -> None:
+    file = job.with_name("methods.toml")
+    file.write_text("[adam]\noptimizer = { name = 'Adam', arguments = { eps = 1e-6 } }\n")
+    (adam,) = read(job, str(file)).values()
+    assert (adam.optimizer.lr, adam.optimizer.arguments) == (0.1, {"eps": 1e-6})
+
+
 def test_folders() -> None:
     folders = [folder_name(variant.label) for variant in variants("bsp, m.y:f sync_every=8 x={a = 'b/../c'}")]
     assert folders == ["bsp", "m.y-f-sync_every=8-x=-a-=-b-..-c"]
