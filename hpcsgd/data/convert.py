@@ -80,9 +80,9 @@ def convert_npz(sources: Sequence[Path], target: Path) -> Summary:
     """Write the arrays `x` and `y` of files of `numpy.savez` as a dataset file at `target`.
 
     `sources` is one file, or one for training and one for tests. Raises `UserError` as `convert` does, for
-    more files, and for an existing target that is no dataset file.
+    more files or none, and for an existing target that is no dataset file.
     """
-    if len(sources) > 2:
+    if len(sources) not in (1, 2):
         raise UserError(
             f"data convert npz: {count_text(len(sources), 'file')} given, expected TRAIN.npz [TEST.npz] DST"
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,18 @@ CASES = {
         "x": np.where(np.arange(30)[:, None] == 3, np.nan, X),
         "y": Y,
     },
+    r"x: sample 4 has a whole number beyond ±16,777,216, which float32 may round": {
+        "x": np.where(np.arange(30)[:, None] == 4, 2**24 + 1, X.astype(np.int64)),
+        "y": Y,
+    },
+    r"x: sample 2 has a whole number beyond": {
+        "x": np.where(np.arange(30)[:, None] == 2, np.uint32(2**32 - 1), X.astype(np.uint32)),
+        "y": Y,
+    },
+    r"y: sample 29 has the label 18446744073709551615: classes are 0, 1, 2, … up to 9,999,999": {
+        "x": X,
+        "y": np.where(np.arange(30) == 29, np.uint64(2**64 - 1), Y.astype(np.uint64)),
+    },
     "no file of numpy.savez, or damaged": {"x": np.array([{}], dtype=object), "y": Y},
 }
 
@@ -107,6 +120,29 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "cut.npz").write_bytes(b"PK\3\4 and no more")
     with pytest.raises(UserError, match="damaged"):
         convert_npz([tmp_path / "cut.npz"], tmp_path / "own.h5")
+
+
+def test_damage_inside_compressed_arrays(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "whole.npz", x=X, y=Y)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    for at in range(0, len(whole), 7):
+        (tmp_path / "a.npz").write_bytes(whole[:at] + bytes([whole[at] ^ 0x3C]) + whole[at + 1 :])
+        with suppress(UserError):  # and no other exception
+            convert_npz([tmp_path / "a.npz"], tmp_path / "own.h5")
+
+
+def test_one_file_to_train_and_to_test_on(tmp_path: Path) -> None:
+    file = saved(tmp_path / "a.npz", *drawn(30, 2))
+    assert convert_npz([file, file], tmp_path / "own.h5").rows == {"train": 30, "test": 30}
+    with pytest.raises(UserError, match="0 files given"):
+        convert_npz([], tmp_path / "own.h5")
+
+
+def test_the_largest_numbers_that_float32_holds(tmp_path: Path) -> None:
+    x = np.array([[-(2**24)], [2**24]])
+    files = [saved(tmp_path / "a.npz", x, np.arange(2)), saved(tmp_path / "b.npz", x, np.arange(2))]
+    convert_npz(files, tmp_path / "own.h5")
+    assert Arrays(tmp_path / "own.h5", "train").__getitems__([0, 1]).x.tolist() == x.tolist()
 
 
 def test_files_that_do_not_fit_each_other(tmp_path: Path) -> None:

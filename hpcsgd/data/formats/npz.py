@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,10 @@ from hpcsgd.errors import UserError, count_text, located
 
 TEST_EVERY = 10
 """If there is no file for tests, one of this many samples of each class is held out for tests."""
+MOST_CLASSES = 10_000_000
+"""Maximum number of classes: a model has an output for each, and numbers of users or times are no classes."""
+EXACT = 1 << 24
+"""The largest whole number up to which float32 has all of them."""
 
 
 def read(sources: Sequence[Path]) -> Labelled:
@@ -21,14 +25,15 @@ def read(sources: Sequence[Path]) -> Labelled:
 
     Of a single file each tenth sample of every class (the 10th, 20th, …) is for tests. Raises `UserError`,
     which names the file: if NumPy cannot read it or an array is missing, for values that are not finite
-    numbers, for labels that are not whole numbers from 0 on, and for files that do not fit each other.
+    numbers, or that float32 would round though they are whole, for labels that are not whole numbers from 0
+    on, and for files that do not fit each other.
     """
-    parts = {str(source): _part(source) for source in sources}
-    train, *test = parts.values()
+    train, *test = map(_part, sources)  # perhaps one file twice
     if not test:
         train, *test = _divided(train, sources[0])
     elif train.x.shape[1:] != test[0].x.shape[1:]:
-        shapes = " and ".join(f"{list(part.x.shape[1:])} in {name}" for name, part in parts.items())
+        parts = zip((train, *test), sources, strict=True)
+        shapes = " and ".join(f"{list(part.x.shape[1:])} in {source}" for part, source in parts)
         raise UserError(f"samples differ in shape: {shapes}")
     classes = max(int(part.y.max()) for part in (train, *test)) + 1
     return Labelled({"train": train, "test": test[0]}, tuple(map(str, range(classes))))
@@ -60,15 +65,22 @@ def _arrays(source: Path) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
             return found["x"], found["y"]
     except UserError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged file can raise nearly anything
         raise UserError(f"no file of numpy.savez, or damaged ({error})") from error
 
 
-def _values(x: NDArray[np.generic]) -> NDArray[np.uint8] | NDArray[np.float32]:
+def _values(x: NDArray[Any]) -> NDArray[np.uint8] | NDArray[np.float32]:
     if x.dtype == np.uint8:
         return x.astype(np.uint8, copy=False)
     if x.dtype.kind not in "iuf":
         raise UserError(f"x is of {x.dtype}: numbers are needed")
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 2:
+        rounded = np.flatnonzero(((x > EXACT) | (x < -EXACT)).reshape(len(x), -1).any(axis=1))
+        if len(rounded):
+            raise UserError(
+                f"x: sample {rounded[0]} has a whole number beyond ±{EXACT:,}, which float32 may round: if "
+                "that does no harm, write x.astype('float32')"
+            )
     values = x.astype(np.float32)
     outside = np.flatnonzero(~np.isfinite(values).reshape(len(x), -1).all(axis=1))
     if len(outside):
@@ -79,6 +91,11 @@ def _values(x: NDArray[np.generic]) -> NDArray[np.uint8] | NDArray[np.float32]:
 def _labels(y: NDArray[np.generic]) -> NDArray[np.int64]:
     if y.dtype.kind not in "iu":
         raise UserError(f"y is of {y.dtype}: classes are whole numbers from 0 on")
+    if y.max() >= MOST_CLASSES:
+        raise UserError(
+            f"y: sample {int(y.argmax())} has the label {y.max()}: classes are 0, 1, 2, … up to "
+            f"{MOST_CLASSES - 1:,}: number them by numpy.unique(y, return_inverse=True)"
+        )
     labels = y.astype(np.int64)
     if labels.min() < 0:
         raise UserError(
