@@ -9,7 +9,6 @@ The tokenizer gets at most about `SEGMENT` bytes at once. Longer documents are c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -24,6 +23,7 @@ from hpcsgd.data.corpus import Vocabulary
 from hpcsgd.data.formats.streams import InputStream, existing, opened
 from hpcsgd.data.tokenizers import Tokenizer, decoded
 from hpcsgd.errors import UserError, located
+from hpcsgd.files.reading import parsed
 
 SEGMENT = 1 << 20
 """Approximate maximum number of bytes that the tokenizer gets at once."""
@@ -212,15 +212,21 @@ def _of_objects(stream: InputStream) -> Iterator[Iterable[Segment]]:
             continue
         place = f"{stream.name}: line {number}"
         with located(place):
-            yield _of_lines(_text(line).encode().splitlines(keepends=True), place)
+            yield _of_lines(_text(line).splitlines(keepends=True), place)
 
 
-def _text(line: bytes) -> str:
+def _text(line: bytes) -> bytes:
+    plain = decoded(line)
     try:
-        found = json.loads(decoded(line))
-    except json.JSONDecodeError as error:
+        found = parsed(plain)
+    except ValueError as error:
         raise UserError(f"no JSON ({error})") from error
     text = found.get("text") if isinstance(found, dict) else None
     if not isinstance(text, str):
         raise UserError('expected an object with a string as its "text"')
-    return text
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f'character {error.start} of its "text" is half of a surrogate pair, which is no character'
+        ) from error

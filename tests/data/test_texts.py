@@ -94,6 +94,9 @@ def test_objects(tmp_path: Path, test_file: Path) -> None:
         (b'{"text": 3}', r'a\.jsonl: line 2: expected an object with a string as its "text"'),
         (b'{"text": "\xff"}', r"a\.jsonl: line 2: byte 10: not UTF-8"),
         (b'{"text": "a\\u0000"}', r"a\.jsonl: line 2: byte 1 is 0: no text"),
+        (b'{"text": "a\\ud83d"}', r'line 2: character 1 of its "text" is half of a surrogate pair'),
+        (b'{"n": ' + b"9" * 5000 + b"}", r"a\.jsonl: line 2: no JSON \("),
+        (b"[" * 100_000, r"a\.jsonl: line 2: no JSON \(too many lists"),
     ],
 )
 def test_bad_objects(tmp_path: Path, test_file: Path, line: bytes, message: str) -> None:
