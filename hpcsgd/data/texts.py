@@ -9,6 +9,7 @@ The tokenizer gets at most about `SEGMENT` bytes at once. Longer documents are c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -159,10 +160,28 @@ def _documents(sources: Sequence[Path], between: str | None) -> Iterator[Iterabl
 def _files(sources: Sequence[Path]) -> Iterator[Path]:
     for source in sources:
         there = existing(source, "a text file, or a folder of such")
-        if there.is_dir():
-            yield from sorted(path for path in there.rglob("*") if path.is_file())
-        else:
-            yield there
+        yield from sorted(_inside(there)) if there.is_dir() else [there]
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yield the files in `folder` and in folders inside it, also behind links.
+
+    Raises `UserError` for what cannot be read, because documents would be missing, and for a folder that
+    links reach twice.
+    """
+
+    def failed(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    seen: set[str] = set()
+    for here, _, names in os.walk(folder, onerror=failed, followlinks=True):
+        if (place := os.path.realpath(here)) in seen:
+            raise UserError(f"{here}: a link to a folder that is read already: remove the link")
+        seen.add(place)
+        for path in (Path(here, name) for name in names):
+            if not path.is_file():
+                raise UserError(f"{path}: not a file that can be read, but a pipe, or a link to nothing")
+            yield path
 
 
 def _has_objects(path: Path) -> bool:

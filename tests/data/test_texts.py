@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
+import os
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -56,6 +59,41 @@ def test_files_and_folders(tmp_path: Path, test_file: Path) -> None:
     with h5py.File(tmp_path / "s.h5") as file:
         counts = dict(file["train"].attrs)
     assert counts == {"tokens": 28, "bytes": 24, "documents": 4}, "of nothing there is no end"
+
+
+def test_links_in_a_folder(tmp_path: Path, test_file: Path) -> None:
+    folder, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
+    write(folder, a="first", c="third")
+    write(elsewhere, z="second")
+    (folder / "b").symlink_to(elsewhere)
+    convert_text([folder], tmp_path / "s.h5", "bytes", test=[test_file])
+    assert tokens(tmp_path / "s.h5", "train") == packed("first", "second", "third")
+    for name, to, message in (
+        ("d", elsewhere, "a link to a folder that is read already"),
+        ("d", folder, "a link to a folder that is read already"),
+        ("d.txt", tmp_path / "gone", r"d\.txt: not a file that can be read"),
+    ):
+        (folder / name).symlink_to(to)
+        with pytest.raises(UserError, match=message):
+            convert_text([folder], tmp_path / "s.h5", "bytes", test=[test_file])
+        (folder / name).unlink()
+
+
+def test_a_folder_that_cannot_be_listed(
+    tmp_path: Path, test_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "texts", a="text")
+    write(tmp_path / "texts" / "closed", b="text")
+    scandir = os.scandir
+
+    def refused(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match=r"^\S*/closed: cannot be read \(Permission denied\)$"):
+        convert_text([tmp_path / "texts"], tmp_path / "s.h5", "bytes", test=[test_file])
 
 
 def test_compressed_or_not(tmp_path: Path, test_file: Path) -> None:
