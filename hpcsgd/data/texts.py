@@ -46,6 +46,29 @@ class Segment(NamedTuple):
 
 
 @dataclass
+class Separator:
+    """The line that separates documents in a file; `found` is True once a file had it."""
+
+    line: str
+    found: bool = False
+
+    def __post_init__(self) -> None:
+        if "\n" in self.line or self.line.endswith("\r"):
+            raise UserError(
+                f"between = {self.line!r}: a line without its line break, such as '' for empty lines",
+                key="between",
+                value=self.line,
+            )
+        self._bytes = self.line.encode()
+
+    def is_line(self, line: bytes) -> bool:
+        """Return True if `line`, without its line break, separates documents."""
+        same = line.rstrip(b"\r") == self._bytes
+        self.found |= same
+        return same
+
+
+@dataclass
 class Texts:
     """Documents in files or folders of files (in the order of their names), which are read once.
 
@@ -65,12 +88,14 @@ class Texts:
         vocabulary = Vocabulary.of(self.tokenizer, kind)
         vocabulary.write(file)
         writers = {split: Writer(file.create_group(split), self.tokenizer) for split in ("train", "test")}
+        separator = None if self.between is None else Separator(self.between)
         if self.test:
             for split, sources in (("train", self.train), ("test", self.test)):
-                for document in _documents(sources, self.between):
+                for document in _documents(sources, separator):
                     writers[split].add(document)
+            self._require_found(separator)
         else:
-            self._hold_out(writers)
+            self._hold_out(writers, separator)
         for split, writer in writers.items():
             writer.finish()
             self.rows[split] = writer.tokens
@@ -78,13 +103,25 @@ class Texts:
                 raise UserError(f"there is no text to {split} on")
         return vocabulary
 
-    def _hold_out(self, writers: Mapping[str, Writer]) -> None:
+    def _require_found(self, separator: Separator | None) -> None:
+        if separator is None or separator.found:
+            return
+        if not any(map(_has_objects, _files([*self.train, *self.test]))):
+            raise UserError(
+                f"between = {separator.line!r}: no file has this line, to the letter: give the line that "
+                "separates documents, or leave it out if each file is one",
+                key="between",
+                value=separator.line,
+            )
+
+    def _hold_out(self, writers: Mapping[str, Writer], separator: Separator | None) -> None:
         files = list(_files(self.train))
-        if self.between is None and not any(map(_has_objects, files)):
+        if separator is None and not any(map(_has_objects, files)):
             _require_enough(len(files))  # fail now rather than after hours
         count = 0
-        for count, document in enumerate(_documents(self.train, self.between), start=1):
+        for count, document in enumerate(_documents(self.train, separator), start=1):
             writers["train" if count % HELD_OUT else "test"].add(document)
+        self._require_found(separator)
         _require_enough(count)
 
 
@@ -145,16 +182,16 @@ class Writer:
             raise
 
 
-def _documents(sources: Sequence[Path], between: str | None) -> Iterator[Iterable[Segment]]:
+def _documents(sources: Sequence[Path], separator: Separator | None) -> Iterator[Iterable[Segment]]:
     """Yield the documents one after the other; each must be consumed before the next is requested."""
     for path in _files(sources):
         with opened(path) as stream:
             if _has_objects(path):
                 yield from _of_objects(stream)
-            elif between is None:
+            elif separator is None:
                 yield _segments(stream)
             else:
-                yield from _parted(stream, between.encode())
+                yield from _parted(stream, separator)
 
 
 def _files(sources: Sequence[Path]) -> Iterator[Path]:
@@ -207,8 +244,8 @@ def _cut(text: bytes) -> int:
     return len(text) - last
 
 
-def _parted(stream: InputStream, between: bytes) -> Iterator[Iterable[Segment]]:
-    groups = groupby(stream.lines(), key=lambda line: line.rstrip(b"\r") == between)
+def _parted(stream: InputStream, separator: Separator) -> Iterator[Iterable[Segment]]:
+    groups = groupby(stream.lines(), key=separator.is_line)
     documents = (lines for parting, lines in groups if not parting)
     for number, lines in enumerate(documents, start=1):
         yield _of_lines((line + b"\n" for line in lines), f"{stream.name}: document {number}")

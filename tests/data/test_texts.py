@@ -116,6 +116,21 @@ def test_documents_within_a_file(tmp_path: Path, test_file: Path, between: str, 
     assert tokens(tmp_path / "s.h5", "train") == packed("one\none\n", "two --\n", "three\n")
 
 
+@pytest.mark.parametrize("between", ["\n", "line\r", "a\nb"])
+def test_a_separator_is_one_line(tmp_path: Path, test_file: Path, between: str) -> None:
+    with pytest.raises(UserError, match=r"^between = '.*\\.*': a line without its line break"):
+        convert_text([test_file], tmp_path / "s.h5", "bytes", test=[test_file], between=between)
+
+
+def test_a_separator_that_no_file_has(tmp_path: Path, test_file: Path) -> None:
+    (text,) = write(tmp_path, a="one<|end|>two\n<|end|> \nthree")
+    with pytest.raises(UserError, match=r"^between = '<\|end\|>': no file has this line"):
+        convert_text([text], tmp_path / "s.h5", "bytes", test=[test_file], between="<|end|>")
+    assert not (tmp_path / "s.h5").exists()
+    convert_text([text], tmp_path / "s.h5", "bytes", test=[test_file], between="<|end|> ")
+    assert tokens(tmp_path / "s.h5", "train") == packed("one<|end|>two\n", "three\n")
+
+
 def test_objects(tmp_path: Path, test_file: Path) -> None:
     texts = ["one\n\nline", "", "été\u2028\r\n", "x"]
     lines = [json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)]
