@@ -45,15 +45,20 @@ def pillow() -> Any:
 def decoded(encoded: bytes) -> Any:
     """Return a JPEG or PNG file's bytes as a Pillow image in RGB.
 
-    Raises `UserError` for damaged images and other formats.
+    Raises `UserError` for damaged images, other formats, and grey images of 16 bits, which Pillow would turn
+    white: it takes every value above 255 for 255.
     """
     library = pillow()
     try:
         image = library.open(io.BytesIO(encoded), formats=FORMATS)
         image.load()
+        if image.mode.startswith("I"):
+            raise UserError("a grey image of 16 bits, and samples have 8: scale its values to 0 … 255 before")
         if "transparency" in image.info:
             image = image.convert("RGBA")
         return image.convert("RGB")
+    except UserError:
+        raise
     except library.UnidentifiedImageError as error:
         raise UserError(f"neither {' nor '.join(FORMATS)}, or damaged where it begins") from error
     except (OSError, SyntaxError, ValueError, struct.error, library.DecompressionBombError) as error:

@@ -15,7 +15,7 @@ def noise(chance: np.random.Generator, height: int, width: int) -> NDArray[np.ui
     return np.asarray(Image.fromarray(rough).resize((width, height), Image.Resampling.BILINEAR))
 
 
-def save(path: Path, pixels: NDArray[np.uint8]) -> None:
+def save(path: Path, pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
 

@@ -318,6 +318,10 @@ BAD: dict[str, tuple[Any, str]] = {
         r"train/cat/9\.jpg: neither JPEG nor PNG, or damaged where it begins",
     ),
     "empty": (lambda f: (f / "train/cat/9.jpg").write_bytes(b""), r"train/cat/9\.jpg: neither JPEG nor PNG"),
+    "16 bits": (
+        lambda f: save(f / "val/dog/9.png", np.full((8, 8), 4000, np.uint16)),
+        r"val/dog/9\.png: a grey image of 16 bits, and samples have 8",
+    ),
     "cut off": (
         lambda f: (f / "val/dog/0.JPEG").write_bytes((f / "val/dog/0.JPEG").read_bytes()[:-40]),
         r"val/dog/0\.JPEG: a broken image \(image file is truncated",
