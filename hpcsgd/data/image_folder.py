@@ -86,9 +86,15 @@ def split_folder(folder: Path, split: str) -> Path:
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of `folder` in the order of their names, without names that begin with a dot."""
-    with os.scandir(folder) as found:
-        return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+    """Return the entries of `folder` in the order of their names, without names that begin with a dot.
+
+    Raises `UserError` if the folder cannot be read.
+    """
+    try:
+        with os.scandir(folder) as found:
+            return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror})") from error
 
 
 def require_suffix(entry: os.DirEntry[str], allowed: Sequence[str]) -> None:

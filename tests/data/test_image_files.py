@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -343,6 +344,17 @@ def test_hidden_files_are_passed_over(tmp_path: Path, folder: Path) -> None:
     for place in (folder, folder / "train", folder / "train/cat"):
         (place / ".DS_Store").write_bytes(b"x")
     assert convert_images(folder, tmp_path / "store.h5").rows == {"train": 12, "test": 6}
+
+
+def test_a_folder_that_cannot_be_listed(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match=r"^\S*/train: cannot be read \(Permission denied\)$"):
+        convert_images(folder, tmp_path / "other.h5")
 
 
 def test_arguments_that_cannot_be(tmp_path: Path, folder: Path, path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,17 @@ def test_folders_that_cannot_be_converted(tmp_path: Path, folder: Path, name: st
         convert_pairs(folder, tmp_path / "store.h5", 2)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "store.h5").exists()
+
+
+def test_a_folder_that_cannot_be_listed(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match=r"^\S*/train: cannot be read \(Permission denied\)$"):
+        convert_pairs(folder, tmp_path / "other.h5", 2)
 
 
 def test_arguments_that_cannot_be(tmp_path: Path, folder: Path, path: Path) -> None:

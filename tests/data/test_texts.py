@@ -96,6 +96,16 @@ def test_a_folder_that_cannot_be_listed(
         convert_text([tmp_path / "texts"], tmp_path / "s.h5", "bytes", test=[test_file])
 
 
+def test_a_source_that_cannot_be_read_is_named(tmp_path: Path, test_file: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for source, message in (
+        (tmp_path / "pipe", r"^\S*/pipe: a pipe, and not a file$"),
+        (tmp_path / ("x" * 300), r"^\S*/x+: cannot be read \(File name too long\)$"),
+    ):
+        with pytest.raises(UserError, match=message):
+            convert_text([source], tmp_path / "s.h5", "bytes", test=[test_file])
+
+
 def test_compressed_or_not(tmp_path: Path, test_file: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n"))
     (tmp_path / "b.txt").write_bytes(bz2.compress(b"two\n"))

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from hpcsgd.errors import UserError
+from hpcsgd.files.reading import require_regular
 
 BLOCK = 1 << 20
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
@@ -76,11 +77,15 @@ class InputStream:
 
 
 def existing(source: Path | None, what: str) -> Path:
-    """Return `source` if it exists. Raises `UserError`, which says that `what` is needed."""
+    """Return `source` if it exists. Otherwise raises `UserError`, which says that `what` is needed."""
     if source is None:
         raise UserError(f"no source given: {what} is needed")
-    if not source.exists():
-        raise UserError(f"{source}: no such file or folder; {what} is needed")
+    try:
+        source.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{source}: no such file or folder; {what} is needed") from error
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read ({error.strerror})") from error
     return source
 
 
@@ -131,13 +136,17 @@ def _drain(stream: IO[bytes]) -> None:
 
 def _raw(path: Path) -> IO[bytes]:
     try:
+        require_regular(path)
         return path.open("rb")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _decompressed(raw: IO[bytes]) -> Any:
-    start = raw.read(max(map(len, DECOMPRESSORS)))
-    raw.seek(0)
+    try:
+        start = raw.read(max(map(len, DECOMPRESSORS)))
+        raw.seek(0)
+    except OSError as error:
+        raise UserError(f"{raw.name}: cannot be read ({error.strerror})") from error
     found = [opener for magic, opener in DECOMPRESSORS.items() if start.startswith(magic)]
     return found[0](raw) if found else nullcontext(raw)
