@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcsgd.data.formats.streams import existing
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, require_utf8
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 SPLITS = {"train": ("train",), "test": ("val", "valid", "test")}
@@ -112,6 +112,7 @@ def _folders(place: Path) -> list[os.DirEntry[str]]:
     for entry in found:
         if not entry.is_dir():
             raise UserError(f"{entry.path}: not in the folder of a class")
+        require_utf8(entry.path)  # the name of the class is written to the dataset file
     return found
 
 

@@ -118,7 +118,11 @@ class LibraryTokenizer:
         self.types = max(self._made.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.uint32]]:
-        read = self._made.encode_batch([decoded(text) for text in texts], add_special_tokens=False)
+        plain = [decoded(text) for text in texts]
+        try:
+            read = self._made.encode_batch(plain, add_special_tokens=False)
+        except Exception as error:  # the library has no class of its own
+            raise UserError(f"the tokenizer cannot encode this text ({error})") from error
         return [np.array(each.ids, np.uint32) for each in read]
 
     def decode(self, tokens: Iterable[int]) -> str:

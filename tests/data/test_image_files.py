@@ -306,6 +306,10 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda f: save(f / "train/0.png", np.zeros((8, 8, 3), np.uint8)),
         r"train/0\.png: not in the folder of a class",
     ),
+    "a class in Latin-1": (
+        lambda f: os.rename(os.fsencode(f / "train/dog"), os.fsencode(f / "train") + b"/d\xf6g"),
+        r"train/d\udcf6g: not UTF-8: give another name",
+    ),
     "another format": (
         lambda f: (f / "train/cat/notes.txt").write_text("x"),
         r"cat/notes\.txt: not an image; allowed here are files in \.jpeg, \.jpg, \.png",

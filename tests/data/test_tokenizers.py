@@ -113,6 +113,20 @@ def test_what_is_no_tokenizer(tmp_path: Path) -> None:
         tokenizer_of(str(tmp_path / "t.json"))
 
 
+def test_a_word_that_the_tokenizer_lacks(tmp_path: Path) -> None:
+    library: Any = pytest.importorskip("tokenizers")
+    made = library.Tokenizer(library.models.WordLevel({"a": 0, "</s>": 1}, unk_token="[UNK]"))
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("a a\n")
+    (tmp_path / "b.txt").write_text("a b\n")
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    with pytest.raises(
+        UserError, match=r"b\.txt: after byte 0: the tokenizer cannot encode this text \(Word"
+    ):
+        convert_text(files, tmp_path / "s.h5", str(tmp_path / "t.json"), test=files)
+
+
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     (tmp_path / "t.json").write_text("{}")
