@@ -64,23 +64,25 @@ class Summary:
 def convert(kind: str, source: Path | None, target: Path) -> Summary:
     """Write the collection `kind` (a key of `READERS`), read from `source`, as a dataset file at `target`.
 
-    An existing `target` is replaced once the new file is complete, and unchanged if anything fails. `digits`
-    needs no source. Raises `UserError` for an unknown kind, for a source that is missing, damaged or
-    truncated (with file and byte, or line), and for a target that cannot be written.
+    An existing dataset file at `target` is replaced once the new file is complete, and unchanged if anything
+    fails. `digits` needs no source. Raises `UserError` for an unknown kind, for a source that is missing,
+    damaged or truncated (with file and byte, or line), for a target that cannot be written, and for an
+    existing target that is no dataset file.
     """
     if kind in OWN:
         raise UserError(f"data kind {kind!r}: hpcsgd.data.convert_{kind} converts them")
     if kind not in READERS:
         raise UserError(f"no data kind {kind!r}; {near_miss(kind, [*READERS, *OWN])}")
     _require_place(target)
+    _require_dataset_file(target)
     return _written(READERS[kind](source), kind, target)
 
 
 def convert_npz(sources: Sequence[Path], target: Path) -> Summary:
     """Write the arrays `x` and `y` of files of `numpy.savez` as a dataset file at `target`.
 
-    `sources` is one file, or one for training and one for tests. Raises `UserError` as `convert` does, for
-    more files or none, and for an existing target that is no dataset file.
+    `sources` is one file, or one for training and one for tests. Raises `UserError` as `convert` does, and
+    for more files or none.
     """
     if len(sources) not in (1, 2):
         raise UserError(
@@ -105,10 +107,13 @@ def convert_text(
     `tokenizer` is "bytes" or a file of the library `tokenizers`, in which `end` is the name of the token
     that ends a document. `test` are files or folders for tests; without it every hundredth document is held
     out. `between` is a line that separates documents in a file. Raises `UserError` as `convert` does, and
-    for an existing target that is no dataset file.
+    for a target in a folder that is read.
     """
     _require_place(target)
     _require_dataset_file(target)
+    for source in (*sources, *test):
+        if source.resolve() in target.resolve().parents:
+            raise UserError(f"{target}: in {source}, of which all files are read: write it to another folder")
     return _written(Texts(sources, test, tokenizer_of(tokenizer, end), between), "text", target)
 
 

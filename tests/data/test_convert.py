@@ -39,10 +39,18 @@ def test_an_old_store_stays_until_the_new_one_is_complete(tmp_path: Path, idx_fo
         convert("mnist", idx_folder, target)
     assert target.read_bytes() == before
     file.write_bytes(whole)
-    target.write_bytes(b"something else")
+    target.write_bytes(before[:-1])
     convert("mnist", idx_folder, target)
     assert target.stat().st_size == len(before)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["idx", "store.h5"]
+
+
+def test_a_file_that_is_no_store_stays(tmp_path: Path, idx_folder: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("mine")
+    with pytest.raises(UserError, match=r"job\.toml: there already, and no dataset file"):
+        convert("mnist", idx_folder, file)
+    assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError, SystemExit])

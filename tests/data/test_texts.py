@@ -96,6 +96,17 @@ def test_a_folder_that_cannot_be_listed(
         convert_text([tmp_path / "texts"], tmp_path / "s.h5", "bytes", test=[test_file])
 
 
+def test_a_target_among_the_sources(tmp_path: Path, test_file: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "b").mkdir(parents=True)
+    write(folder, a="first")
+    for train, test in (([folder], [test_file]), ([test_file], [folder])):
+        with pytest.raises(
+            UserError, match=r"^\S*/b/s\.h5: in \S*/texts, of which all files are read: write"
+        ):
+            convert_text(train, folder / "b" / "s.h5", "bytes", test=test)
+
+
 def test_a_source_that_cannot_be_read_is_named(tmp_path: Path, test_file: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for source, message in (
