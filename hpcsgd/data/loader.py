@@ -16,7 +16,7 @@ from hpcsgd.data.arguments import require_same_samples, whole_number
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.loader_processes import end_by_owner_alone, require_num_workers, start_fork_server
 from hpcsgd.data.sampler import Sampler
-from hpcsgd.data.split import collate
+from hpcsgd.data.split import Split, Wrapper, collate
 from hpcsgd.errors import UserError, count_text
 
 
@@ -34,7 +34,7 @@ def reading(
     if num_workers := require_num_workers(num_workers):
         start_fork_server()
     return DataLoader(
-        data,
+        data if isinstance(data, Split) else Wrapper(data),
         batch_sampler=batches,
         collate_fn=collate,
         num_workers=num_workers,

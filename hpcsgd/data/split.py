@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -36,6 +37,10 @@ class Drawn(list[int]):
     def chance(self, count: int, row: int) -> list[float]:
         """Return `count` random numbers in [0, 1) for the sample with index `row`."""
         return uniform(count, self.seed, Purpose.PIECES, self.epoch, row).tolist()
+
+
+_drawn: ContextVar[Drawn | None] = ContextVar("_drawn", default=None)
+"""The indices that a `Wrapper` is reading, for the splits inside it."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
             raise IndexError(
                 f"{self.path}: split {self.split!r} has {count_text(count, 'sample')}, none at {outside}"
             )
+        if (drawn := _drawn.get()) is not None and not isinstance(indices, Drawn):
+            indices = Drawn(indices, drawn.seed, drawn.epoch)
         return self._read(indices)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,6 +134,29 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
             self._opened = dataset(open_dataset_file(self.path, self._form), f"{self.split}/x")
             self._process = os.getpid()
         return self._opened
+
+
+class Wrapper(Dataset[Any]):
+    """A user's dataset, such as torch's `Subset`, that may have splits inside.
+
+    The dataset passes plain indices on to them. This class lets them know that a sampler has drawn these, so
+    that they vary the samples.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return the samples at `indices`, as a loader of torch reads them from the dataset."""
+        before = _drawn.set(indices if isinstance(indices, Drawn) else None)
+        try:
+            read = getattr(self._data, "__getitems__", None)
+            return [self._data[index] for index in indices] if read is None else read(indices)
+        finally:
+            _drawn.reset(before)
 
 
 def require_labels(path: Path, split: str, labels: NDArray[Any], classes: int) -> None:

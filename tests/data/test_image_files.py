@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import programs
 from data.pictures import noise, save, write_classes
@@ -155,6 +155,22 @@ def test_a_loader_goes_on_with_the_same_pieces(path: Path) -> None:
     rest = [x for _ in range(2) for x, _ in resumed]
     assert len(expected) == 4
     assert all(torch.equal(a, b) for a, b in zip(rest, expected[1:], strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_varies_what_is_inside_other_datasets(path: Path, workers: int) -> None:
+    whole = ImageFiles(path, "train")
+    rows = list(range(len(whole)))
+
+    def read(data: Dataset[Any]) -> list[Any]:
+        loader = Loader(data, 3, Sampler(data, AsRank(0, 1), seed=5), num_workers=workers)  # pyright: ignore[reportArgumentType]
+        return [x for x, _ in loader]
+
+    expected = read(whole)
+    assert not torch.equal(expected[0], whole.__getitems__(list(Sampler(whole, AsRank(0, 1), seed=5))[:3]).x)
+    for data in (Subset(whole, rows), ConcatDataset([whole]), Subset(Subset(whole, rows), rows)):
+        assert all(torch.equal(x, y) for x, y in zip(read(data), expected, strict=True))
+    assert torch.equal(Subset(whole, rows)[0][0], whole[0][0])
 
 
 def test_crosses_processes(path: Path) -> None:
