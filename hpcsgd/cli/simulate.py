@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as as_json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcsgd.cli.user_errors import errors_in_one_line
@@ -36,12 +38,19 @@ def simulate(
         with in_file(scenario):
             simulated = simulated_of(simulation)
         print("\n".join(report.lines(simulated)))
-        try:
-            if json:
+        if json is not None:
+            with _writing(json):
                 json.write_text(as_json.dumps(report.record(simulated), indent=1) + "\n", encoding="utf-8")
-            if picture:
-                from hpcsgd.performance.simulation.picture import draw
+        if picture is not None:
+            from hpcsgd.performance.simulation.picture import draw
 
+            with _writing(picture):
                 draw(simulated, picture)
-        except OSError as error:
-            raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _writing(path: Path) -> Generator[None, None, None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error

@@ -44,7 +44,8 @@ def errors_in_one_line(
 def until_nobody_reads() -> Generator[None, None, None]:
     """End the process silently with exit code 1 if the reader of its output has gone, as with ``head``.
 
-    This follows the note on SIGPIPE in Python's documentation.
+    This follows the note on SIGPIPE in Python's documentation. If the output cannot be written for another
+    reason, such as a full disk, a process that is no rank says so in one line.
     """
     try:
         try:
@@ -56,13 +57,21 @@ def until_nobody_reads() -> Generator[None, None, None]:
         if not _silence_unread():
             raise
         sys.exit(1)
+    except OSError as error:
+        if launched(os.environ) is not None or not _silence_unread():
+            raise
+        tell(f"hpcsgd: the output cannot be written: {error.strerror}")
+        sys.exit(1)
     finally:
         # the reader of stderr may have gone, too, and the interpreter flushes again at its end
         _silence_unread()
 
 
 def _silence_unread() -> bool:
-    """Redirect stdout and stderr to /dev/null if their reader has gone; return True if one had gone."""
+    """Redirect stdout and stderr to /dev/null if they cannot be written; return True if one cannot.
+
+    Usually their reader has gone.
+    """
     streams: list[TextIO] = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
     unread = [stream for stream in streams if _is_unread(stream)]
     for stream in unread:
@@ -73,7 +82,7 @@ def _silence_unread() -> bool:
 def _is_unread(stream: TextIO) -> bool:
     try:
         stream.flush()
-    except BrokenPipeError:
+    except OSError:
         return True
     return False
 

@@ -328,6 +328,9 @@ def test_a_file_that_cannot_be_written_is_one_line(
         main(["simulate", str(example), "--job.groups", "2", "--job.steps", "3", "--json", nowhere])
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"hpcsgd: {nowhere}: cannot be written: No such file or directory\n"
+    with pytest.raises(SystemExit):
+        main(["simulate", str(example), "--job.groups", "2", "--job.steps", "3", "--json", "/dev/full"])
+    assert capsys.readouterr().err == "hpcsgd: /dev/full: cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("name", ["job.xyz", "job.svg", "job"])

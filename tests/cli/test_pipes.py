@@ -30,3 +30,12 @@ def test_so_does_one_that_has_only_a_mistake_to_tell() -> None:
     process = programs.start([sys.executable, "-m", "hpcsgd", "nonsense"], stdout=writing, stderr=writing)
     os.close(writing)
     assert programs.finish(process).returncode == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["init", "--help"]])
+def test_an_output_that_cannot_be_written_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        process = programs.start([sys.executable, "-m", "hpcsgd", *words], stdout=full, stderr=programs.PIPE)
+        ended = programs.finish(process)
+    assert ended.returncode == 1
+    assert ended.stderr == "hpcsgd: the output cannot be written: No space left on device\n"
