@@ -29,6 +29,7 @@ ASKED: Mapping[tuple[str, str], str] = {
         "Drawn",
     ): "a DataLoader hands over rows that a sampler has drawn, or others",
     ("data/pairs.py", "Drawn"): "the same",
+    ("data/split.py", "Drawn"): "the same",
     ("data/split.py", "Batch"): "a DataLoader hands over a batch that was read whole, or single samples",
     ("engine/initial_state.py", "ChainedOptimizer"): HANDED_OVER,
     ("engine/chained.py", "ChainedOptimizer"): HANDED_OVER,

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 from torch import Generator, Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from hpcsgd.data.chunks import DamagedRowsError, read_rows
 from hpcsgd.data.layout import Form, dataset, open_dataset_file
@@ -58,6 +58,20 @@ class Batch:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.x, self.y, strict=True)
+
+
+class LoaderProcessError(UserError):
+    """A `UserError` of a loader process. Its message stays one line.
+
+    Torch raises it again in the rank, made of a message that has the traceback of the loader process before
+    the line.
+    """
+
+    def __init__(self, message: object = "", **about: Any) -> None:
+        line = f"{message}"
+        if line.startswith("Caught "):
+            line = line.rpartition(f"\n{__name__}.{LoaderProcessError.__qualname__}: ")[2].rstrip()
+        super().__init__(line, **about)
 
 
 def collate(samples: Batch | Sequence[Any]) -> Any:
@@ -112,7 +126,12 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
             )
         if (drawn := _drawn.get()) is not None and not isinstance(indices, Drawn):
             indices = Drawn(indices, drawn.seed, drawn.epoch)
-        return self._read(indices)
+        if get_worker_info() is None:
+            return self._read(indices)
+        try:
+            return self._read(indices)
+        except UserError as error:
+            raise LoaderProcessError(str(error)) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": None}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hpcsgd.data import Arrays, convert_npz, open_split
+from hpcsgd.data import Arrays, AsRank, Loader, Sampler, convert_npz, open_split
 from hpcsgd.errors import UserError
 from hpcsgd.train.tasks import Classification, task_of
 
@@ -67,8 +67,12 @@ def test_what_is_damaged_is_reported(tmp_path: Path) -> None:
     at = content.find(x[0].tobytes())
     content[at] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match="rows 0 do not match their checksums"):
+    with pytest.raises(UserError, match="rows 0 do not match their checksums") as here:
         Arrays(path, "train")[0]
+    data = Arrays(path, "train")
+    with pytest.raises(UserError) as in_another_process:
+        list(Loader(data, 8, Sampler(data, AsRank(0, 1)), num_workers=1))
+    assert str(in_another_process.value) == str(here.value)
 
 
 X, Y = drawn(30, 2)
