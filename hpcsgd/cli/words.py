@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from cyclopts import App, Parameter
 
 from hpcsgd.config.keys import is_known, keys, meant
+from hpcsgd.config.kinds import alternatives_to_none
 from hpcsgd.errors import UserError, shortened
 
 
@@ -52,6 +53,8 @@ class _Command:
     """The number of words without a flag, such as the job file, that come before flags and keys."""
     kind: type | None
     """The type of the file whose keys may be typed, or None."""
+    whole: frozenset[str] = frozenset()
+    """The options, without dashes, whose value is a whole number."""
 
     @classmethod
     def of(cls, command: App, names: Sequence[str]) -> _Command:
@@ -63,12 +66,19 @@ class _Command:
             if name.startswith("--")
         }
         first = sum(each.field_info.kind is inspect.Parameter.POSITIONAL_ONLY for each in arguments)
-        return cls(" ".join(["hpcsgd", *names]), takes, first, _kind(command.default_command))
+        whole = frozenset(
+            name.removeprefix("--")
+            for argument in arguments
+            if int in alternatives_to_none(argument.hint)
+            for name in argument.names
+        )
+        return cls(" ".join(["hpcsgd", *names]), takes, first, _kind(command.default_command), whole)
 
     def require(self, words: Sequence[str]) -> None:
         """Raise `UserError` for the first unknown flag, or for a word that should follow a flag.
 
-        A flag is known if it is an option of the command or a key of its file.
+        A flag is known if it is an option of the command or a key of its file. Raises `UserError`, too, for a
+        number that is not whole where a whole one is needed, because cyclopts would round it.
         """
         bare = 0
         for flag, text in _split(words, self.takes):
@@ -78,6 +88,8 @@ class _Command:
                     raise UserError(f"{text}: expected a flag here: {self._hint(text.lstrip('-'), None)}")
             elif flag not in self.takes:
                 self._require_key(flag, text, bare)
+            elif flag in self.whole and text is not None and _is_fraction(text):
+                raise UserError(f"--{flag} {shortened(text)}: expected a whole number")
 
     def _require_key(self, flag: str, text: str | None, bare: int) -> None:
         if self.kind is None or not is_known(flag, self.kind):
@@ -132,6 +144,14 @@ def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str |
         if not equals and takes.get(flag, True) and rest and not rest[0].startswith("--"):
             value = rest.pop(0)
         yield flag, value
+
+
+def _is_fraction(text: str) -> bool:
+    """Return True if `text` is a number, but no whole one."""
+    try:
+        return not float(text).is_integer()
+    except ValueError:
+        return False
 
 
 def _kind(function: Any) -> type | None:

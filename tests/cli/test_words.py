@@ -67,6 +67,9 @@ MISTYPED = {
     "--picture? ",
     "simulate job.toml --groups 3": "--groups 3: hpcsgd simulate has no such option: did you mean "
     "--job.groups? ",
+    "launch job.toml --groups 2.6": "--groups 2.6: expected a whole number\n",
+    "job train job.toml --nodes=0.5": "--nodes 0.5: expected a whole number\n",
+    "data convert images a b --size inf": "--size inf: expected a whole number\n",
     "init --epoch 3": "--epoch 3: hpcsgd init has no such option: did you mean --epochs? Allowed: --data, ",
     "data convert text a b --tokenize bytes": "--tokenize bytes: hpcsgd data convert text has no such ",
     "probe job.toml --seeds 2": "--seeds 2: hpcsgd probe has no such option: did you mean --seed? Allowed: "
