@@ -30,6 +30,7 @@ def equal_batches(loader: Iterable[Batch], topology: Topology) -> Iterator[Batch
 
     Raises:
         JobError: If an exception has ended the loader of a rank, or only some loaders have a length.
+        UserError: If this rank's loader ends before its length.
 
     Example:
         >>> unlike = [0.5] * (3 + topology.rank)
@@ -48,7 +49,16 @@ def equal_batches(loader: Iterable[Batch], topology: Topology) -> Iterator[Batch
                 "all ranks loaders of one kind"
             )
     if length is not None:
-        yield from islice(loader, min(lengths))
+        ended_after = 0
+        for batch in islice(loader, least := min(lengths)):
+            ended_after += 1
+            yield batch
+        if ended_after < least:  # other ranks would wait for this one in their next step
+            raise UserError(
+                f"the loader of rank {topology.rank} has the length {length}, and ended after batch "
+                f"{ended_after}: its length has to be that of what it yields, or give all ranks loaders "
+                "without one"
+            )
         return
     batches, read = iter(loader), list[Batch]()
 

@@ -272,6 +272,21 @@ def test_a_loader_that_fails_on_one_rank_ends_all() -> None:
         threads.run(2, lambda world: lengths(world, failing(world)))
 
 
+def test_a_loader_that_is_shorter_than_its_length_is_refused() -> None:
+    class Short:
+        def __len__(self) -> int:
+            return 5
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(
+        UserError, match="the loader of rank 1 has the length 5, and ended after batch 3: its"
+    ):
+        threads.run(2, lambda world: lengths(world, Short() if world.rank else range(5)))
+    assert threads.run(2, lambda world: lengths(world, Short() if world.rank else range(3))) == [3, 3]
+
+
 def test_loaders_with_and_without_a_length_are_refused() -> None:
     with pytest.raises(JobError, match="the loader of rank 1 has no length, and others have one"):
         threads.run(2, lambda world: lengths(world, iter([1]) if world.rank else [1]))
