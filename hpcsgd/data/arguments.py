@@ -1,4 +1,4 @@
-"""Checks of the arguments of `Sampler` and `Loader`."""
+"""Checks of the arguments of `Sampler` and `Loader`, and of the batches of `Injected`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,15 @@ def require_same_samples(data: object, assigned: int | None) -> None:
             f"the sampler has {count_text(assigned, 'sample')}, and the data has "
             f"{count_text(len(data), 'sample')}: give both the same dataset"
         )
+
+
+def require_rows(batch: Any, rows: int) -> None:
+    """Raise `UserError` unless `batch` is a list or tuple of tensors with `rows` rows each."""
+    kinds = [type(x).__name__ for x in batch]
+    if not isinstance(batch, list | tuple) or set(kinds) != {"Tensor"}:
+        raise UserError(f"injection: expected batches of tensors, given {type(batch).__name__} of {kinds}")
+    if any(len(x) != rows for x in batch):
+        raise UserError(f"injection: {[len(x) for x in batch]} samples were loaded, expected {rows} of each")
 
 
 def partition_text(partition: Partition | None) -> str:

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.topology import Topology
+from hpcsgd.data.arguments import require_rows
 from hpcsgd.data.assignment import Assignment
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.rng import Purpose, shuffled
@@ -213,8 +214,8 @@ class Injected:
         topology: The ranks and groups, from `init`. Making an `Injected` is collective: once, on all ranks.
 
     Raises:
-        UserError: If the loader has another batch_sampler. When iterated: if batches are not made of
-            tensors.
+        UserError: If the loader has another batch_sampler. When iterated: if batches are not made of tensors
+            with a row per sample to load, or rows differ in shape or dtype.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, topology)
@@ -239,6 +240,7 @@ class Injected:
                 f"given one with {type(batches).__name__}"
             )
         self._loader, self._batches = loader, batches
+        self._rows: list[str] = []  # of the first batch of each group
         self._g, self._P = topology.group_index, topology.num_groups
         # A method's messages may be in flight on inter_group, so injection has its own communicator.
         self._inter_group = (
@@ -255,11 +257,11 @@ class Injected:
     def complete(self, batch: Sequence[Tensor], step: int | None = None) -> tuple[Tensor, ...]:
         """Return `batch`, followed by the samples that other groups share in this `step`; collective.
 
-        `step` is counted from 0 in the epoch; by default it is the one that training has reached. Raises
-        `UserError` if the batch is not made of tensors with one row per sample that this rank had to load.
+        `step` is counted from 0 in the epoch; by default it is the one that training has reached.
         """
         step = self._batches.step if step is None else step
-        _require_rows(batch, self._batches.loaded(step))
+        require_rows(batch, self._batches.loaded(step))
+        self._require_alike(" and ".join(f"{x.dtype} {list(x.shape[1:])}" for x in batch))
         s, sharers = self._batches.portions.shared, self._batches.sharers(step)
         others = [g for g in range(self._P) if g != self._g]
         send = dict.fromkeys(others, _packed([x[-s:] for x in batch])) if self._g in sharers else {}
@@ -270,17 +272,19 @@ class Injected:
         received = [_unpacked(message, batch, s) for message in arriving.values()]
         return tuple(torch.cat(parts) for parts in zip(batch, *received, strict=True))
 
-
-def _require_rows(batch: Sequence[Tensor], rows: int) -> None:
-    kinds = [type(x).__name__ for x in batch]
-    if not isinstance(batch, list | tuple) or set(kinds) != {"Tensor"}:
-        raise UserError(f"injection: expected batches of tensors, given {type(batch).__name__} of {kinds}")
-    if any(len(x) != rows for x in batch):
-        raise UserError(f"injection: {[len(x) for x in batch]} samples were loaded, expected {rows} of each")
+    def _require_alike(self, rows: str) -> None:
+        """Raise `UserError` unless the first batch of each group had such `rows`; they are compared once."""
+        if not self._rows and self._P > 1:
+            with phase("injection"):
+                self._rows = self._inter_group.gather_objects(rows)
+        if other := next((other for other in self._rows if other != rows), None):
+            raise UserError(
+                f"injection: rows of {rows} and of {other}: all batches of all groups need the same: pad them"
+            )
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([x.reshape(-1).view(torch.uint8) for x in tensors])
+    return torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in tensors])
 
 
 def _room(like: Sequence[Tensor], rows: int) -> Tensor:

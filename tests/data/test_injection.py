@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hpcsgd.comm import Communicator
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.data import (
     AsRank,
@@ -289,3 +289,55 @@ def test_loaders_that_do_not_fit(run: Callable[..., list[Any]]) -> None:
                 loader.complete(batch, 0)  # pyright: ignore[reportArgumentType]
 
     run(1, one)
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with `width` numbers of `dtype`, and a number that is a column of a table."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        self._width, self._dtype = width, dtype
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return torch.full((self._width,), i, dtype=self._dtype), torch.full((3,), i)
+
+    @staticmethod
+    def collated(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])[:, 1]
+
+
+def injected(world: Communicator, width: int, dtype: torch.dtype) -> Injected:
+    topology = form(world, groups=2)
+    batches = InjectedBatches(Sampler(64, topology), topology, 8, Injection(1, 0.5))
+    data = Rows(width, dtype)
+    return Injected(DataLoader(data, batch_sampler=batches, collate_fn=data.collated), topology)
+
+
+def test_a_column_of_a_table_travels() -> None:
+    def one(world: Communicator) -> list[bool]:
+        return [torch.equal(x[:, 0].long(), y) for x, y in injected(world, 2, torch.float32)]
+
+    for found in threads.run(2, one):
+        assert found
+        assert all(found)
+
+
+@pytest.mark.parametrize("other", [(3, torch.float32), (1, torch.float64)])
+def test_rows_that_differ_between_groups_are_refused(other: tuple[int, torch.dtype]) -> None:
+    def one(world: Communicator) -> None:
+        next(iter(injected(world, *(other if world.rank else (2, torch.float32)))))
+
+    with pytest.raises(UserError, match=r"rows of torch\.float.* and of torch\.float.*: all batches of all"):
+        threads.run(2, one)
+
+
+def test_rows_that_change_are_refused() -> None:
+    def one(world: Communicator) -> None:
+        loader = injected(world, 2, torch.float32)
+        loader.complete((torch.zeros(6, 2), torch.zeros(6)), 0)
+        loader.complete((torch.zeros(6, 3), torch.zeros(6)), 1)
+
+    with pytest.raises(UserError, match=r"rows of torch\.float32 \[3\] and .* and of torch\.float32 \[2\]"):
+        threads.run(2, one)
