@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
@@ -72,8 +73,12 @@ app.command(
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command line (or ``words``). After a mistake print one line on stderr and exit with code 1.
 
-    Every rank finds mistakes in the command line before it loads torch and MPI; rank 0 reports them.
+    Every rank finds mistakes in the command line before it loads torch and MPI; rank 0 reports them. A
+    character that the encoding of stdout lacks, such as × in ASCII, is printed as "?".
     """
+    stdout: object = sys.stdout  # a test or a notebook may have another one
+    if isinstance(stdout, TextIOWrapper):
+        stdout.reconfigure(errors="replace")
     with until_nobody_reads():
         _run(sys.argv[1:] if words is None else words)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import programs
+from hpcsgd.cli import main
 
 
 @pytest.mark.slow
@@ -39,3 +43,13 @@ def test_an_output_that_cannot_be_written_is_one_line(words: list[str]) -> None:
         ended = programs.finish(process)
     assert ended.returncode == 1
     assert ended.stderr == "hpcsgd: the output cannot be written: No space left on device\n"
+
+
+def test_a_terminal_that_lacks_characters_gets_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 2), np.float32), y=np.arange(20) % 2)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    main(["data", "convert", "npz", str(tmp_path / "a.npz"), str(tmp_path / "zwölf.h5")])
+    assert written.getvalue().startswith(f"{tmp_path}/zw?lf.h5: npz, 18 train".encode())
