@@ -63,7 +63,8 @@ class Parts:
     def _argument(self, function: Callable[..., Any], value: Any, section: str, *keys: str) -> Any:
         """Return the argument of `function` that `value` stands for; the last of `keys` is its parameter."""
         kinds = alternatives(annotations_of(function).get(keys[-1]))
-        if int in kinds and isinstance(value, dict) and type(value.get("epoch")) is int:
+        in_epochs = isinstance(value, dict) and value.keys() == {"epoch"} and type(value["epoch"]) is int
+        if int in kinds and in_epochs:
             if self.steps_per_epoch is None:
                 with in_section(section, *keys):
                     raise UserError(

@@ -12,7 +12,7 @@ LENGTH = 8
 """The number of steps in a window of "auto"."""
 SETTLED = 2
 """The number of steps after a start that "auto" skips, because the first steps allocate buffers."""
-_WINDOW = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
+_WINDOW = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
 
 
 def windows(text: str, done: int = 0) -> Iterator[range]:

@@ -141,6 +141,10 @@ def test_arguments_are_bound_to_a_function() -> None:
         ({"fruit": f"{HERE}:Stone"}, f"[here] fruit: '{HERE}:Stone' makes a Stone, expected a Fruit"),
         ({"fruit": f"{HERE}:Quins"}, f"[here] fruit: '{HERE}:Quins': no 'Quins' in {HERE}; did you mean"),
         ({"every": {"epoch": 1.5}}, "[here]: wanted: every = {'epoch': 1.5}: expected int"),
+        (
+            {"every": {"epoch": 1, "step": 50}},
+            "[here]: wanted: every = {'epoch': 1, 'step': 50}: expected int",
+        ),
         ({"peel": {"name": "thin", "by": 3}}, "[here] peel: thin has no argument 'by'; it takes none"),
         ({"peel": "thick"}, "[here] peel: thick needs 'by'; given: none"),
         ({"peel": {"name": "thick", "by": "3"}}, "[here] peel: thick: by = '3': expected int"),
