@@ -75,6 +75,8 @@ def follow(paths: Sequence[Path], target: Path | None = None, every: int = 10) -
 
 
 def _target(paths: Sequence[Path], target: Path | None) -> Path:
+    if target is not None and target.is_dir():
+        raise UserError(f"--to {target}: a folder, and the page is a file: name one in it")
     return target or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
 
 

@@ -343,6 +343,15 @@ def test_the_command_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureF
     assert Page(target.read_text()).tiles["steps"] == "60"
 
 
+def test_a_folder_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run(tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    for target in (Path(), folder):
+        with pytest.raises(UserError, match=r"^--to \S+: a folder, and the page is a file: name one in it$"):
+            pages.write([folder], target)
+    assert [*tmp_path.iterdir()] == [folder]
+
+
 def test_live_goes_on_until_the_run_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
