@@ -6,8 +6,9 @@ The error for a mistyped flag suggests options and keys.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Annotated, Any, get_args, get_type_hints
 
 from cyclopts import App, Parameter
@@ -53,8 +54,8 @@ class _Command:
     """The number of words without a flag, such as the job file, that come before flags and keys."""
     kind: type | None
     """The type of the file whose keys may be typed, or None."""
-    whole: frozenset[str] = frozenset()
-    """The options, without dashes, whose value is a whole number."""
+    numbers: Mapping[str, Any]
+    """The types, such as ``int | None``, of the options, without dashes, whose value is a number."""
 
     @classmethod
     def of(cls, command: App, names: Sequence[str]) -> _Command:
@@ -66,19 +67,19 @@ class _Command:
             if name.startswith("--")
         }
         first = sum(each.field_info.kind is inspect.Parameter.POSITIONAL_ONLY for each in arguments)
-        whole = frozenset(
-            name.removeprefix("--")
+        numbers = {
+            name.removeprefix("--"): argument.hint
             for argument in arguments
-            if int in alternatives_to_none(argument.hint)
             for name in argument.names
-        )
-        return cls(" ".join(["hpcsgd", *names]), takes, first, _kind(command.default_command), whole)
+            if {int, float}.intersection(alternatives_to_none(argument.hint))
+        }
+        return cls(" ".join(["hpcsgd", *names]), takes, first, _kind(command.default_command), numbers)
 
     def require(self, words: Sequence[str]) -> None:
         """Raise `UserError` for the first unknown flag, or for a word that should follow a flag.
 
         A flag is known if it is an option of the command or a key of its file. Raises `UserError`, too, for a
-        number that is not whole where a whole one is needed, because cyclopts would round it.
+        fraction where a whole number is needed, because cyclopts would round it, and for nan.
         """
         bare = 0
         for flag, text in _split(words, self.takes):
@@ -88,8 +89,18 @@ class _Command:
                     raise UserError(f"{text}: expected a flag here: {self._hint(text.lstrip('-'), None)}")
             elif flag not in self.takes:
                 self._require_key(flag, text, bare)
-            elif flag in self.whole and text is not None and _is_fraction(text):
-                raise UserError(f"--{flag} {shortened(text)}: expected a whole number")
+            elif flag in self.numbers and text is not None:
+                self._require_number(flag, text)
+
+    def _require_number(self, flag: str, text: str) -> None:
+        try:
+            number = float(text)
+        except ValueError:
+            return  # cyclopts reports it, or reads it, such as 0x10
+        if int in alternatives_to_none(self.numbers[flag]) and not number.is_integer():
+            raise UserError(f"--{flag} {shortened(text)}: expected a whole number")
+        if isnan(number):
+            raise UserError(f"--{flag} {shortened(text)}: expected a number")
 
     def _require_key(self, flag: str, text: str | None, bare: int) -> None:
         if self.kind is None or not is_known(flag, self.kind):
@@ -144,14 +155,6 @@ def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str |
         if not equals and takes.get(flag, True) and rest and not rest[0].startswith("--"):
             value = rest.pop(0)
         yield flag, value
-
-
-def _is_fraction(text: str) -> bool:
-    """Return True if `text` is a number, but no whole one."""
-    try:
-        return not float(text).is_integer()
-    except ValueError:
-        return False
 
 
 def _kind(function: Any) -> type | None:

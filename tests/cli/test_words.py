@@ -70,6 +70,7 @@ MISTYPED = {
     "launch job.toml --groups 2.6": "--groups 2.6: expected a whole number\n",
     "job train job.toml --nodes=0.5": "--nodes 0.5: expected a whole number\n",
     "data convert images a b --size inf": "--size inf: expected a whole number\n",
+    "compare job.toml --methods bsp --target nan": "--target nan: expected a number\n",
     "init --epoch 3": "--epoch 3: hpcsgd init has no such option: did you mean --epochs? Allowed: --data, ",
     "data convert text a b --tokenize bytes": "--tokenize bytes: hpcsgd data convert text has no such ",
     "probe job.toml --seeds 2": "--seeds 2: hpcsgd probe has no such option: did you mean --seed? Allowed: "
