@@ -13,7 +13,7 @@ from hpcsgd.data.formats import READERS
 from hpcsgd.data.image_dataset import ImageDataset
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
-from hpcsgd.data.loader import Loader, reading, require_a_batch
+from hpcsgd.data.loader import Loader, read_batches, reading, require_a_batch
 from hpcsgd.data.loader_processes import require_num_workers
 from hpcsgd.data.open_split import open_split
 from hpcsgd.data.pairs import Pairs
@@ -58,6 +58,7 @@ __all__ = [
     "crop_and_flip",
     "equal_batches",
     "open_split",
+    "read_batches",
     "reading",
     "require_a_batch",
     "require_num_workers",

@@ -46,6 +46,19 @@ def reading(
     )
 
 
+def read_batches(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield the batches of `loader`. Raises `UserError` if one of its processes has been killed."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise UserError(
+            f"a loader process was killed ({str(error).strip(' .')}), usually because the node's memory is "
+            "full: give fewer num_workers, or ask for more memory"
+        ) from error
+
+
 def require_a_batch(batches: Batches) -> None:
     """Raise `UserError` if an epoch of `batches` has no batch, because there are too few samples."""
     if not len(batches):
@@ -113,7 +126,7 @@ class Loader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
+        for batch in read_batches(self._loader):
             self._batches.advance()
             yield batch
         self._sampler.set_epoch(self.epoch + 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from hpcsgd.checkpoint import Writer, capture
 from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
+from hpcsgd.data import read_batches
 from hpcsgd.errors import JobError
 from hpcsgd.report.figures import written
 from hpcsgd.report.progress import Progress
@@ -137,7 +138,7 @@ class TrainLoop(RecordingLoop, ABC):
         """Yield the remaining batches of this epoch, each with the seconds spent waiting for the loader."""
         parts = self._parts
         asked = time.perf_counter()
-        for batch in parts.loader:
+        for batch in read_batches(parts.loader):
             seconds = time.perf_counter() - asked
             x, y = batch if parts.injected is None else parts.injected.complete(batch)
             yield x, y, seconds

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.utils.data import Dataset
 
 import programs
+from hpcsgd.data import AsRank, Loader, Sampler, read_batches
+from hpcsgd.errors import UserError
 from train.launches import JOB, Ended, ended, make_store, start
 
 READER = """\
@@ -49,6 +54,42 @@ def test_signals_from_elsewhere_end_no_worker_and_the_reader_may_exit(tmp_path: 
     (tmp_path / "reader.py").write_text(READER)
     done = ended(start(tmp_path, [sys.executable, "reader.py"]))
     assert (done.code, done.out, done.err) == (0, "2 48\n", "")
+
+
+class Killed(Dataset[int]):
+    """A dataset that kills the process which reads it, as a full memory does."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return i
+
+
+@pytest.mark.slow
+def test_a_loader_process_that_is_killed_is_one_line() -> None:
+    """Torch looks after its loader processes every five seconds."""
+    data = Killed()
+    loader = Loader(data, 2, Sampler(data, AsRank(0, 1)), num_workers=1)
+    with pytest.raises(
+        UserError, match=r"^a loader process was killed \(DataLoader worker .*\), usually because"
+    ):
+        next(iter(loader))
+
+
+def test_other_errors_of_a_loader_stay() -> None:
+    def batches(message: str) -> Iterator[int]:
+        yield 1
+        raise RuntimeError(message)
+
+    for message, kind in (
+        ("boom", RuntimeError),
+        ("DataLoader worker (pid(s) 3) exited unexpectedly", UserError),
+    ):
+        with pytest.raises(kind) as raised:
+            list(read_batches(batches(message)))  # pyright: ignore[reportArgumentType]
+        assert message in str(raised.value)
 
 
 def in_a_group_of_its_own(folder: Path, *words: str) -> Ended:
