@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
     character that the encoding of stdout lacks, such as × in ASCII, is printed as "?".
     """
     stdout: object = sys.stdout  # a test or a notebook may have another one
-    if isinstance(stdout, TextIOWrapper):
+    if isinstance(stdout, TextIOWrapper) and stdout.encoding.lower() != "utf-8":  # which lacks none
         stdout.reconfigure(errors="replace")
     with until_nobody_reads():
         _run(sys.argv[1:] if words is None else words)
