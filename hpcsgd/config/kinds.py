@@ -87,6 +87,8 @@ def convert(kind: Any, value: Any) -> Any:
         text = _text(value)
         if not _in_range(plain(value)):
             raise ValueError(f"expected {expectation(kind)}, whole numbers up to 2^63 − 1") from None
+        if _has_nan(plain(value)):
+            raise ValueError(f"expected {expectation(kind)}, and no nan") from None
         if get_origin(kind) is Literal and isinstance(text, str):
             raise ValueError(near_miss(text, get_args(kind))) from None
         raise ValueError(f"expected {expectation(kind)}") from None
@@ -101,10 +103,19 @@ def _in_range(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_in_range, cast("list[Any]", value)))
 
 
+def _has_nan(value: Any) -> bool:
+    """Return True if a number in `value` is nan, with which a training would go wrong from the first step."""
+    if isinstance(value, dict):
+        return any(map(_has_nan, cast("dict[Any, Any]", value).values()))
+    if isinstance(value, list):
+        return any(map(_has_nan, cast("list[Any]", value)))
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _fit(kind: Any, value: Any) -> Any:
     if kind in (str, Path):
         return kind(_checked(_text(value), str))
-    if not _in_range(plain(value)):
+    if not _in_range(plain(value)) or _has_nan(plain(value)):
         raise ValueError
     if kind is Any:
         return plain(value)

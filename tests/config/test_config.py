@@ -200,6 +200,10 @@ BAD_FILES = {
         JOB + f"[model.arguments]\nsizes = [1, {2**63}]\n",
         "job.toml: [model.arguments]: expected a table of keys, whole numbers up to 2^63 − 1",
     ),
+    "what is no number among arguments": (
+        JOB + "[optimizer.arguments]\nbetas = [0.9, nan]\n",
+        "job.toml: [optimizer.arguments]: expected a table of keys, and no nan",
+    ),
     "such a number of the method": (
         changed("sync_every = 8", f"sync_every = {2**63}"),
         f"job.toml: [method] sync_every = {2**63}: expected a value, whole numbers up to 2^63 − 1",
@@ -265,6 +269,10 @@ BAD_OVERRIDES = {
         '--run.trace_steps often: trace_steps = "often": expected steps from 1 on, in order'
     ),
     "--model.arguments 3": "--model.arguments 3: expected a table of keys",
+    "--method.delta nan": "--method.delta nan: expected a value, and no nan",
+    "--optimizer.arguments.momentum nan": (
+        "--optimizer.arguments.momentum nan: expected a table of keys, and no nan"
+    ),
     "--optimizer.lr nan": "--optimizer.lr nan: expected number > 0",
     "--training.epochs": "--training.epochs: expected a value after it",
     "--training.epochs --seed 3": "--training.epochs: expected a value after it",
