@@ -76,7 +76,8 @@ def main() -> None:
         return
     setting = QUICK if given.quick else FULL
     text, run = read(given.data, setting), Run(timed=False)
-    rows = [row for file in given.keep for row in run.kept(file) if is_of_now(row, setting)]
+    kept = (row for file in given.keep for row in run.kept(file) if is_of_now(row, setting))
+    rows = list({named(row): row for row in kept}.values())  # a file may have rows of another one
     there = {named(row) for row in rows}
     seeds, shapes = (given.seeds[:1], given.groups[:1]) if given.quick else (given.seeds, given.groups)
     for who in given.who:
