@@ -29,7 +29,7 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
         ):
             _panel(axes, rows, groups)
         lines, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 3 * len(shapes)))
+        figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 2 * len(shapes)))
         save(figure, path)
 
 

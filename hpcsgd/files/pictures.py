@@ -22,7 +22,6 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
-    "text.parse_math": False,  # names of users may have dollar signs
 }
 """Parameters for matplotlib's `rc_context`."""
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
@@ -38,6 +37,16 @@ def require_format(flag: str, target: Path) -> None:
 
 
 def save(figure: Figure, target: Path) -> None:
-    """Save the figure as a PNG."""
+    """Save the figure as a PNG.
+
+    Only numbers on axes may be formulas of matplotlib. Other text may be a user's name with dollar signs.
+    """
+    from matplotlib.text import Text
+
+    axes = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis)]
+    ticks = {text for axis in axes for text in (*axis.get_ticklabels(which="both"), axis.offsetText)}
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text not in ticks:
+            text.set_parse_math(False)
     with replacing(target) as part:
         figure.savefig(part, format="png")

@@ -88,6 +88,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
         diloco.quality,
         diloco.model,
         diloco.as_in_the_papers,
+        diloco.by_schedule,
         computed.second_moment,
     ],
     "docs/ensemble.md": [

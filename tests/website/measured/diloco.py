@@ -4,22 +4,42 @@ from __future__ import annotations
 
 from statistics import mean, stdev
 
-from bytes_at_quality.contestants import BSP, DILOCO, EVERY_BY_GROUPS, MULOCO, SPARSE, STREAMED
+from bytes_at_quality.contestants import (
+    BSP,
+    DILOCO,
+    EVERY,
+    EVERY_BY_GROUPS,
+    MULOCO,
+    PIER,
+    SCHEDULED,
+    SPARSE,
+    SPARSE_SCHEDULED,
+    STREAMED,
+    STREAMED_SCHEDULED,
+)
 from bytes_at_quality.judging import best, finals, ratios
 from website.measured.results import megabytes, result, table
 
 STREAMING = "`streaming(diloco(64, quantize=quantizers.int4(block=256)), 4, 1, update_alpha=0)`"
 DENSITY = 1 / 64
 """The density of `sparseloco` if none is given."""
+SCHEDULE, FALLING = ", `outer_schedule`", ", rate from 2 to 1"
 LINES = [
     ("`bsp()`", 4, BSP),
     ("`diloco(64)`", 4, DILOCO),
     (STREAMING, 4, STREAMED),
     ("the same `diloco` with `muon` inside", 4, MULOCO),
+    (f"`diloco(64)`{SCHEDULE}", 4, SCHEDULED),
+    (f"streaming as above{SCHEDULE}", 4, STREAMED_SCHEDULED),
+    ("`pier(64)`", 4, PIER),
     ("`sparseloco(24)`", 4, SPARSE),
+    (f"`sparseloco(24)`{FALLING}", 4, SPARSE_SCHEDULED),
     ("`bsp()`", 8, BSP),
     ("`diloco(64)`", 8, DILOCO),
+    (f"`diloco(64)`{SCHEDULE}", 8, SCHEDULED),
+    ("`pier(64)`", 8, PIER),
     ("`sparseloco(48)`", 8, SPARSE),
+    (f"`sparseloco(48)`{FALLING}", 8, SPARSE_SCHEDULED),
 ]
 
 
@@ -92,6 +112,18 @@ def tuned() -> str:
         f"learning rates of {bsp:g} for AdamW with `bsp`, {inside:g} inside all others, and "
         f"{of[slow]['lr']:g} for `sparseloco` with 8 groups; an outer rate of {outer:g}, "
         f"{of[low]['outer_lr']:g} for MuLoCo with four groups, {sparse:g} for `sparseloco`."
+    )
+
+
+def by_schedule() -> str:
+    """Return what the trials of outer schedules say of Pier's."""
+    found, count = result("bytes_at_quality")["rows"], setting()["steps"] // EVERY
+    for groups in (4, 8):
+        assert (best(found, SCHEDULED, groups) or {})["schedule"] == "muloco"
+        assert loss(groups, SCHEDULED) < loss(groups, DILOCO)
+    return (
+        f'The best outer schedule was `"muloco"`; Pier\'s high momentum needs more than the {count} '
+        "synchronizations of this training."
     )
 
 
