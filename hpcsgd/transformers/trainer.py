@@ -101,6 +101,16 @@ class TrainerMixin(Base):
         self._resumed_from = Path(folder or "")
         return super().train(folder or resume_from_checkpoint, *args, **kwargs)
 
+    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make one backward pass as the Trainer does; one without a step after it averages no gradients.
+
+        At the end of an epoch of unknown length, such a pass is the last one, and the next epoch adds to it.
+        """
+        if self.accelerator.sync_gradients:
+            return super().training_step(model, *args, **kwargs)
+        with self.accelerator.no_sync(model):
+            return super().training_step(model, *args, **kwargs)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the average of all groups' models, with the arguments of the Trainer; collective."""
         with self._averaged():

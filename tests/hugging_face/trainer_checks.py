@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import hpcsgd
 import hpcsgd.transformers
@@ -20,8 +20,9 @@ DATA = Tokens(8 * 4 * BATCH)
 
 
 def trainer(scene: Scene, model: Any = None, *, method: Any = METHOD, **more: Any) -> Any:
+    data = more.pop("train_dataset", DATA)
     args = arguments(scene.folder, train_sampling_strategy="sequential", **more)
-    given = {"train_dataset": DATA, "eval_dataset": Tokens(32, 1), "topology": scene.topology}
+    given = {"train_dataset": data, "eval_dataset": Tokens(32, 1), "topology": scene.topology}
     return hpcsgd.transformers.Trainer(model or gpt2(), args, method=method, **given)
 
 
@@ -100,6 +101,40 @@ def accumulation(scene: Scene) -> None:
 
 def accumulation_with_a_rest(scene: Scene) -> None:
     assert of(equals(scene, {"passes": 3}, gradient_accumulation_steps=3)).t == 3
+
+
+class Stream(IterableDataset[Any]):
+    """A dataset without a length: epochs have 5 batches on each of 4 ranks."""
+
+    def __iter__(self) -> Any:
+        return iter([DATA[i] for i in range(5 * 4 * BATCH)])
+
+
+def accumulation_over_the_end_of_an_epoch(scene: Scene) -> None:
+    """The odd pass of an epoch belongs to the next step, as in the Trainer of transformers."""
+    ours = trainer(scene, train_dataset=Stream(), gradient_accumulation_steps=2, max_steps=3)
+    backward, found = ours.accelerator.backward, []
+
+    def noted(loss: Any, **more: Any) -> None:
+        backward(loss, **more)
+        found.append(ours.accelerator.sync_gradients)
+        assert of(ours).updating.in_no_sync is not found[-1], "only passes before a step average"
+
+    ours.accelerator.backward = noted
+    ours.train()
+    assert of(ours).t == 3
+    assert found == [False, True, False, True, False, False, True]
+
+
+def a_schedule_free_optimizer(scene: Scene) -> None:
+    """The Trainer itself calls `eval()` of the optimizer in an evaluation, and `train()` in each step."""
+    plain = trainer(scene, optim="schedule_free_adamw")
+    plain.train()
+    ours = trainer(
+        scene, optim="schedule_free_adamw", eval_strategy="steps", eval_steps=3, eval_on_start=True
+    )
+    ours.train()
+    assert digest(ours.model) == digest(plain.model), "evaluations change nothing"
 
 
 def bfloat16(scene: Scene) -> None:
@@ -246,7 +281,8 @@ if __name__ == "__main__":
     run_all(
         [
             the_bits_of_a_plain_loop, no_wrapper_around_the_model, clipping, accumulation,
-            accumulation_with_a_rest, bfloat16, evaluation_of_the_average, several_evaluations_in_one,
+            accumulation_with_a_rest, accumulation_over_the_end_of_an_epoch, a_schedule_free_optimizer,
+            bfloat16, evaluation_of_the_average, several_evaluations_in_one,
             the_saved_model_is_the_average, a_second_training, a_model_made_for_each_training,
             an_optimizer_of_the_user, the_mixin, options_of_the_optimizer, an_adapter, refusals,
         ]
