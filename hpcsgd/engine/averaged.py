@@ -66,6 +66,9 @@ class Block:
 
     def __init__(self) -> None:
         self.is_open = False
+        self.does: Sequence[str] = ()
+        """The calls that do nothing inside, because the block itself makes them: `eval()` at its beginning,
+        and `train()` at its end."""
 
     def require_left(self, call: str) -> None:
         """Raise `UserError` if the script makes this `call` inside a block `with averaged_model()`.

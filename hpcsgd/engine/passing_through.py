@@ -162,6 +162,8 @@ class PassingThrough:
         if self.updating.busy:
             return method(*args, **kwargs)
         name = f"{method.__name__}()"
+        if self._block.is_open and name in self._block.does:
+            return None
         self._block.require_left(name)
         self._as_wrapped.require(self._call(name), self._everyone)
         s = self._in_place

@@ -80,13 +80,18 @@ class WithAverages:
     @contextlib.contextmanager
     def _evaluated(self, s: StepContext) -> Generator[float, None, None]:
         """Average what `eval()` of the optimizer makes of the parameters. Leaving the block sends nothing."""
-        training = [each for each in with_modes(self.local.optimizer) if in_train_mode(each)]
+        modes = with_modes(self.local.optimizer)
+        before = [in_train_mode(each) for each in modes]
+        training = [each for each, trains in zip(modes, before, strict=True) if trains]
         brought = [b.w.clone() for b in s.buckets if training]
         call_each(training, EVAL)
+        if modes and None not in before:
+            self._block.does = (f"{EVAL}()", f"{TRAIN}()") if all(before) else (f"{EVAL}()",)
         try:
             with averaged(s, self.method.model_holder(), self.model, self._now_frozen()) as D:
                 yield D
         finally:
+            self._block.does = ()
             if training:
                 with torch.no_grad(), self.updating.passing("train()", gradients=False):
                     call_each(training, TRAIN)

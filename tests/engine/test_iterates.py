@@ -140,6 +140,38 @@ def test_groups_average_both_iterates(run, P: int, K: int, kind: str, options: d
 
 @SHAPES
 @OPTIMIZERS
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_that_the_block_has_set_may_be_asked_for_in_it(
+    run, P: int, K: int, kind: str, training: bool
+) -> None:
+    """Evaluation loops of libraries call `eval()`, and some `train()`, inside the block."""
+
+    def body(world: Communicator) -> None:
+        r = Run(world, P, kind)
+        r.optimizer.train()
+        r.steps(0, 3)
+        if not training:
+            r.optimizer.eval()
+        before = vector(r.net)
+        with r.optimizer.averaged_model():
+            averaged = vector(r.net)
+            r.optimizer.eval()
+            if training:
+                r.optimizer.train()
+            else:
+                with pytest.raises(UserError, match=r"train\(\) inside averaged_model\(\)"):
+                    r.optimizer.train()
+            assert torch.equal(vector(r.net), averaged)
+        assert torch.equal(vector(r.net), before)
+        assert bool(in_train_mode(r.inner)) is training
+        r.optimizer.train()
+        r.steps(3, 5)
+
+    run(P * K, body)
+
+
+@SHAPES
+@OPTIMIZERS
 def test_after_a_synchronization_groups_evaluate_one_model(run, P: int, K: int, kind: str) -> None:
     def body(world: Communicator) -> tuple[Tensor, float]:
         r = Run(world, P, kind)
