@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     run = Run()
-    rows = [row for file in given.keep for row in run.kept(file)]
+    rows = [row for file in given.keep for row in run.kept(file) if row["quick"] == given.quick]
     for who in given.who:
         train(given, islice(trials(who), 1 if given.quick else None), rows, run)
         train(given, finals(who, given.seeds[:1] if given.quick else given.seeds, rows), rows, run)

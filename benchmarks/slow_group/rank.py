@@ -23,7 +23,10 @@ def main() -> None:
     given = parser.parse_args()
     setting = QUICK if given.quick else FULL
     text, topology = read(given.data, setting), hpcsgd.init(groups=GROUPS)
-    rows = [train(setting, text, Training(**each), topology) for each in json.loads(given.trainings)]
+    rows = [
+        train(setting, text, Training(**each), topology) | {"quick": given.quick}
+        for each in json.loads(given.trainings)
+    ]
     if topology.rank == 0:
         given.out.write_text(json.dumps(rows))
 

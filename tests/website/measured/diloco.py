@@ -7,7 +7,6 @@ from statistics import mean, stdev
 from bytes_at_quality.contestants import (
     BSP,
     DILOCO,
-    EVERY,
     EVERY_BY_GROUPS,
     MULOCO,
     PIER,
@@ -116,14 +115,19 @@ def tuned() -> str:
 
 
 def by_schedule() -> str:
-    """Return what the trials of outer schedules say of Pier's."""
-    found, count = result("bytes_at_quality")["rows"], setting()["steps"] // EVERY
+    """Return which outer schedule was the best in the trials, and what it changed."""
+    found = result("bytes_at_quality")["rows"]
     for groups in (4, 8):
         assert (best(found, SCHEDULED, groups) or {})["schedule"] == "muloco"
         assert loss(groups, SCHEDULED) < loss(groups, DILOCO)
+    gains = [
+        float(loss(groups, DILOCO).split()[0]) - float(loss(groups, SCHEDULED).split()[0])
+        for groups in (4, 8)
+    ]
+    assert max(gains) < 0.0105
     return (
-        f'The best outer schedule was `"muloco"`; Pier\'s high momentum needs more than the {count} '
-        "synchronizations of this training."
+        'The best `outer_schedule` was `"muloco"` with 4 and with 8 groups, and took at most 0.01 from the '
+        "ratio of DiLoCo."
     )
 
 
